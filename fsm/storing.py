@@ -120,7 +120,12 @@ class Store(Protocol):
     async def begin(self, fence: Fence) -> Draft:
         """Make the unpublished folder. OSError: no room, not writable."""
     async def seal(self, draft: Draft, body: Mapping[str, Any]) -> None:
-        """Manifest last; every file and directory fsynced."""
+        """Manifest last; every file and directory fsynced.
+
+        body: exactly the keys `topology` (what must be equal at restore), `config`, `anchor`
+        (an Anchor or None), `formats` (participant: format version) and `facts` (participant:
+        its facts); all JSON-able. The store adds ids, files, digests and counts.
+        """
     async def publish(self, draft: Draft) -> Publication:
         """One rename. Never raises for an unknown outcome: it looks until it knows (S2)."""
     async def discard(self, draft: Draft) -> None:
