@@ -15,7 +15,22 @@ from attrs import field, frozen
 
 
 class QuiesceError(Exception):
-    """Base of every error that quiesce raises on purpose."""
+    """Base of every error that quiesce raises on purpose.
+
+    It can be pickled whole: an actor's refusal crosses a process border. (Plain exceptions are
+    rebuilt from their message alone, which is not what these constructors take.)
+    """
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuilt, (type(self), self.args, self.__dict__)
+
+
+def _rebuilt(
+    kind: type[QuiesceError], args: tuple[Any, ...], state: dict[str, Any]
+) -> QuiesceError:
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(state)
+    return error
 
 
 class Refused(QuiesceError):
@@ -110,7 +125,7 @@ class Anchor:
         if type(self.step) is not int or self.step < 0:
             raise ValueError(f"Anchor.step must be an int >= 0, not {self.step!r}")
         if not isinstance(self.fingerprint, str) or not self.fingerprint:
-            raise ValueError("Anchor.fingerprint must be a non-empty string: a digest of the weights")
+            raise ValueError("Anchor.fingerprint must be a text: a digest of the weights")
 
 
 @frozen

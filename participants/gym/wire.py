@@ -23,6 +23,7 @@ ROLLOUT = "x-quiesce-rollout"  # p7_g2
 RUN = "x-quiesce-run"  # "<incarnation>.<attempt_index>"
 LINEAGE = "x-quiesce-lineage"  # attempt_index of the run in which this history began
 CALL = "x-quiesce-call"  # call-3: the model call of this rollout's history
+AFTER = "x-quiesce-after"  # call-2: the last model call whose reply the caller has; absent: none
 REQUEST = "x-quiesce-request"  # one id per resource call; a repeat gets the recorded answer
 EXPECT_REVISION = "x-quiesce-expect-revision"
 REVISION = "x-quiesce-revision"  # of the session, in a resource server's reply
@@ -42,6 +43,7 @@ STALE_ATTEMPT, LINEAGE_LOST = "stale_attempt", "lineage_lost"
 REVISION_MISMATCH, NO_CONTINUATION = "revision_mismatch", "no_continuation"
 REPLAY_MISMATCH, UNCERTAIN, BUSY = "replay_mismatch", "uncertain", "busy"
 UNAUTHORIZED, BAD_REQUEST, BAD_STATE = "unauthorized", "bad_request", "invalid_checkpoint_state"
+IO_ERROR = "io_error"  # 500: the disk failed, or the capture sink did
 
 
 def capture_key(rollout_id: str, attempt_index: int) -> str:
@@ -141,7 +143,8 @@ class FenceOff(Control):
 @frozen(kw_only=True)
 class Stage(Control):
     """Restore: read, check and stage the part of `snapshot` (a folder name below the root).
-    files: what the manifest says of this server's part."""
+    files: what the manifest says of this server's part. snapshot "": a start from nothing, which
+    stages nothing; its resume closes the runs of older incarnations."""
 
     snapshot: str
     files: tuple[FileEntry, ...]
