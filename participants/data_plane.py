@@ -1,20 +1,38 @@
-"""What quiesce needs of a data plane, and twins in memory.
+"""What quiesce needs of a data plane, and the participant that saves any of them.
 
-Training rows live in partition `train` (key: the rollout, so that a repeat overwrites),
-token-capture rows in `capture` (key: `<capture key>/<model call>`, written once, never changed).
+`memory_data_plane.MemoryDataPlane` is the twin in memory, `barrier.AsyncBarrier` the barrier,
+`transfer_queue` the real thing. Training rows live in partition `train` (key: the rollout, so
+that a repeat overwrites), token-capture rows in `capture` (key: `<capture key>/<model call>`,
+written once, never changed).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import json
+import logging
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager
+from functools import partial
+from itertools import islice
 from typing import Any, Protocol
 
+from attrs import frozen
+
+from fsm.outcome import Refused, SnapshotRejected
+from fsm.participant import Attempt, Facts, Participant, Restore
+from fsm.storing import Fence, PartWriter, SavedPart
+from fsm.strict import BadInput, read
+
 TRAIN, CAPTURE = "train", "capture"
+BATCH_ROWS = 512  # rows per call: bounds memory, and a dead line's damage
+MAX_NAMES = 100  # in facts and messages
 
 # A row: column name to a list of numbers, a number, or a text. Plain data, so that a policy
 # server needs no tensor library to capture a call.
 Row = Mapping[str, Any]
+Tag = Mapping[str, Any]
+
+_log = logging.getLogger("quiesce.data_plane")
 
 
 class CaptureSink(Protocol):
@@ -36,13 +54,200 @@ class Barrier(Protocol):
 class DataPlane(CaptureSink, Protocol):
     """Rows by partition and key. A row is there only with its tag: the tag is the commit mark.
 
-    Raises KeyError for a missing key (naming partition and key), OSError or TimeoutError for I/O.
+    Raises KeyError for a missing key (naming partition and key), ValueError for a row that is
+    not one (naming key and column), OSError or TimeoutError for I/O. Clearing a key that is not
+    there is no error.
     """
 
-    async def put_rows(self, partition: str, rows: Mapping[str, Row], tag: Mapping[str, Any]) -> None: ...
+    async def put_rows(self, partition: str, rows: Mapping[str, Row], tag: Tag) -> None: ...
     async def get_rows(self, partition: str, keys: Iterable[str]) -> dict[str, dict[str, Any]]: ...
     async def keys(self, partition: str) -> dict[str, dict[str, Any]]:
         """Committed keys and their tags."""
+
     async def half_born(self, partition: str) -> list[str]:
         """Keys without the commit mark: a writer died in between."""
+
     async def clear(self, partition: str, keys: Iterable[str]) -> None: ...
+
+
+def check_row(key: str, row: Row) -> None:
+    """Refuse what is not a row, before anything of it is written. Raises ValueError."""
+    if not isinstance(key, str) or not key:
+        raise ValueError(f"a row's key must be a text that is not empty, not {key!r}")
+    if not row:
+        raise ValueError(f"row {key!r} has no column; put at least one")
+    for column, value in row.items():
+        if not isinstance(column, str) or not _is_value(value):
+            raise ValueError(
+                f"row {key!r}, column {column!r}: expected a list of numbers, a number or a text, "
+                f"got {type(value).__name__}"
+            )
+
+
+def _is_value(value: Any) -> bool:
+    if not isinstance(value, list | tuple):
+        return type(value) in (int, float, bool, str)
+    kinds = set(map(type, value))
+    if kinds <= {int, float, bool}:
+        return True
+    # Lists of lists (top-k log-probabilities) must be rectangular: tensors are.
+    return kinds <= {list, tuple} and len(set(map(len, value))) == 1 and all(map(_is_value, value))
+
+
+def row_missing(partition: str, key: str, wanted_by: str) -> Refused:
+    """The refusal of a snapshot or a restore that would lose a row."""
+    return Refused("row_missing", f"{wanted_by} names row {key!r}, which is not in {partition!r}")
+
+
+@frozen
+class Listing:
+    """What a data plane holds: tags by key, and `partition/key` of rows without commit mark."""
+
+    train: Mapping[str, Tag]
+    capture: Mapping[str, Tag]
+    half_born: tuple[str, ...]
+
+    @property
+    def empty(self) -> bool:
+        return not (self.train or self.capture or self.half_born)
+
+    def counts(self) -> dict[str, int]:
+        return {"train_rows": len(self.train), "capture_rows": len(self.capture)}
+
+
+@frozen
+class _Record:
+    """One row in the part. tag and row are JSON texts of their own: a log-probability may be
+    -Infinity, for which strict JSON has no form."""
+
+    key: str
+    tag: str
+    row: str
+
+
+class DataPlanePart(Participant):
+    """The participant `data_plane`: writes the rows of any DataPlane as JSONL, puts them back.
+
+    A subclass that has a better way to keep rows overrides `_write` and `_load`.
+    Facts of the cut: train_rows, capture_rows, half_born (at most 100 `partition/key`).
+    Facts of the restore: train_rows, capture_rows, _train ({key: tag}), _capture ([key]).
+    """
+
+    name = "data_plane"
+    restore_step = "load_data_plane"
+
+    def __init__(self, plane: DataPlane) -> None:
+        self.plane = plane
+        self._loading: Fence | None = None  # the restore that began to fill the plane
+
+    async def cut(self, attempt: Attempt) -> Facts:
+        """Every row that a parked rollout names has to be there, or its history is lost (S3)."""
+        held = await self._list()
+        for rollout, rows in attempt.facts.get("gym", {}).get("_rows", {}).items():
+            for key in rows:
+                if key not in held.capture:
+                    raise row_missing(CAPTURE, key, f"rollout {rollout!r}")
+        if held.half_born:
+            _log.warning("%d rows without commit mark in the cut", len(held.half_born))
+        async with attempt.part() as part:
+            await self._write(attempt, part, held)
+        return {**held.counts(), "half_born": list(held.half_born[:MAX_NAMES])}
+
+    async def restore(self, restore: Restore) -> Facts:
+        """Only into an empty plane: rows of another time would be mixed in."""
+        if not (present := await self._list()).empty:
+            raise Refused(
+                "not_empty",
+                f"the data plane holds {len(present.train)} training and {len(present.capture)} "
+                f"capture rows, {len(present.half_born)} of no commit mark; start it anew",
+            )
+        self._loading = restore.fence
+        await self._load(restore)
+        held = await self._list()
+        return {**held.counts(), "_train": dict(held.train), "_capture": list(held.capture)}
+
+    async def reconcile(self, restore: Restore) -> None:
+        """Keep exactly the rows that the controller's join keeps; half-born ones go."""
+        join = restore.facts["controller"]
+        held = await self._list()
+        kept = {TRAIN: frozenset(join["keep_train"]), CAPTURE: frozenset(join["keep_capture"])}
+        for partition, present in ((TRAIN, held.train), (CAPTURE, held.capture)):
+            if lost := sorted(kept[partition] - present.keys()):
+                raise row_missing(partition, lost[0], "the restored ledger")
+        for partition, present in ((TRAIN, held.train), (CAPTURE, held.capture)):
+            leftover = [key for key in present if key not in kept[partition]]
+            await self._clear(partition, [*leftover, *await self.plane.half_born(partition)])
+
+    async def rollback(self, restore: Restore) -> None:
+        """Empty what this restore loaded. A plane that it refused is not touched."""
+        if self._loading != restore.fence:
+            return
+        for partition in (TRAIN, CAPTURE):
+            keys = [*await self.plane.keys(partition), *await self.plane.half_born(partition)]
+            await self._clear(partition, keys)
+        self._loading = None
+
+    @classmethod
+    def inspect(cls, saved: SavedPart) -> Mapping[str, Any]:
+        """Row counts, every record read and checked."""
+        counts = {"train_rows": TRAIN, "capture_rows": CAPTURE}
+        return {name: sum(1 for _ in _records(saved, part)) for name, part in counts.items()}
+
+    # -- how rows are kept ---------------------------------------------------------------------
+
+    async def _write(self, attempt: Attempt, part: PartWriter, held: Listing) -> None:
+        for partition, tags in ((TRAIN, held.train), (CAPTURE, held.capture)):
+            write = part.records(partition)
+            for keys in batches(tags):
+                rows = await self.plane.get_rows(partition, keys)
+                await attempt.in_thread(partial(_write_records, write, rows, tags))
+
+    async def _load(self, restore: Restore) -> None:
+        saved = restore.saved()
+        for partition in (TRAIN, CAPTURE):
+            records = _records(saved, partition)
+            while by_tag := await restore.in_thread(partial(_take, records)):
+                for tag, rows in by_tag.items():
+                    await self.plane.put_rows(partition, rows, json.loads(tag))
+
+    async def _list(self) -> Listing:
+        half_born = [
+            f"{partition}/{key}"
+            for partition in (TRAIN, CAPTURE)
+            for key in await self.plane.half_born(partition)
+        ]
+        train, capture = await self.plane.keys(TRAIN), await self.plane.keys(CAPTURE)
+        return Listing(train, capture, tuple(half_born))
+
+    async def _clear(self, partition: str, keys: Iterable[str]) -> None:
+        for batch in batches(keys):
+            await self.plane.clear(partition, batch)
+
+
+def batches(keys: Iterable[str]) -> Iterator[list[str]]:
+    """At most BATCH_ROWS keys at a time."""
+    rest = iter(keys)
+    while batch := list(islice(rest, BATCH_ROWS)):
+        yield batch
+
+
+def _write_records(write: Any, rows: Mapping[str, Row], tags: Mapping[str, Tag]) -> None:
+    for key, row in rows.items():
+        write({"key": key, "tag": json.dumps(dict(tags[key])), "row": json.dumps(dict(row))})
+
+
+def _take(records: Iterator[_Record]) -> dict[str, dict[str, Row]]:
+    """The next rows, by tag: what one `put_rows` can put."""
+    by_tag: dict[str, dict[str, Row]] = {}
+    for record in islice(records, BATCH_ROWS):
+        by_tag.setdefault(record.tag, {})[record.key] = json.loads(record.row)
+    return by_tag
+
+
+def _records(saved: SavedPart, partition: str) -> Iterator[_Record]:
+    """Raises SnapshotRejected for a record that is none."""
+    for number, data in enumerate(saved.records(partition), 1):
+        try:
+            yield read(_Record, data, f"{partition}.jsonl, line {number}")
+        except BadInput as error:
+            raise SnapshotRejected(str(saved.path), error.what, "; ".join(error.problems)) from None
