@@ -116,7 +116,7 @@ def _failures(table: Table) -> Iterator[str]:
                 yield f"state {state!r} has no row for {event!r}: every failure leads to an end"
             elif moves[event] not in (rules.abort, STAY):
                 row = Row(state, event, moves[event])
-                yield f"row {row}: a failure before {rules.no_return!r} must lead to {rules.abort!r}"
+                yield f"row {row}: before {rules.no_return!r} a failure leads to {rules.abort!r}"
             elif moves[event] == STAY and event in rules.unaided:
                 yield f"row {Row(state, event, STAY)}: a failure may not be ignored here"
 
@@ -133,7 +133,7 @@ def _no_return(table: Table) -> Iterator[str]:
             yield f"row {Row(line.name, 'failed', line.moves['failed'])}: only a won claim says so"
         for event in sorted(rules.failures & line.moves.keys()):
             if line.moves[event] == rules.abort:
-                yield f"row {Row(line.name, event, line.moves[event])}: only `claimed` may abort here"
+                yield f"row {Row(line.name, event, line.moves[event])}: only `claimed` may abort"
 
 
 def _release(table: Table) -> Iterator[str]:

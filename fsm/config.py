@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
-from attrs import Attribute, field, fields, frozen
+from attrs import Attribute, field, frozen
+
+from fsm.strict import read
 
 
 def _seconds(minimum: float, maximum: float = 86_400.0) -> Any:
     def check(_: object, attribute: Attribute[Any], value: float) -> None:
         if not minimum <= value <= maximum:
-            raise ValueError(f"{attribute.name} must be between {minimum:g} and {maximum:g}, not {value!r}")
+            raise ValueError(
+                f"{attribute.name} must be between {minimum:g} and {maximum:g}, not {value:g}"
+            )
 
     return check
 
@@ -53,5 +58,17 @@ class EngineConfig:
             )
 
     @classmethod
-    def keys(cls) -> tuple[str, ...]:
-        return tuple(attribute.name for attribute in fields(cls))
+    def from_mapping(cls, mapping: Mapping[str, Any]) -> EngineConfig:
+        """From a dict, an OmegaConf node or any other mapping. Raises `BadInput` (a ValueError)
+        that names every unknown key, wrong type and value out of range at once."""
+        return read(cls, mapping, "the configuration of quiesce")
+
+    @property
+    def release_timeout_s(self) -> float:
+        """All rounds of a release together, with the pauses between them."""
+        return self.resume_attempts * (self.resume_timeout_s + 1.0)
+
+    @property
+    def abort_timeout_s(self) -> float:
+        """A release, and then the disk."""
+        return self.release_timeout_s + self.seal_timeout_s

@@ -63,7 +63,7 @@ class Machine:
         return self.state in self.table.terminal
 
     def fire(self, event: str) -> Row:
-        """Take the row for `event`. Raises `IllegalEvent`, with nothing changed, if there is none."""
+        """Take the row for `event`. Without one: `IllegalEvent`, and nothing changed."""
         source = self.state
         if self.table.next(source, event) is None:
             raise IllegalEvent(self.table.name, source, event)

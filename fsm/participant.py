@@ -34,6 +34,7 @@ class Operation(Protocol):
     @property
     def unreleased(self) -> Mapping[str, frozenset[str]]: ...
     def remaining_s(self) -> float: ...
+    def waiting_for(self, participant: str, names: Iterable[str]) -> None: ...
     async def in_thread(self, function: Callable[[], T]) -> T: ...
 
 
@@ -48,7 +49,7 @@ class Attempt:
 
     participant: str
     _operation: Operation
-    _draft: Draft
+    _draft: Draft | None
     drain: Literal["calls", "none"] = "calls"
     straggler: Literal["abort", "start_over"] = "abort"
     anchor: Anchor | None = None
@@ -75,8 +76,8 @@ class Attempt:
 
     @property
     def folder(self) -> str:
-        """The unpublished folder's name below the store's root, for servers that write themselves."""
-        return self._draft.name
+        """The unpublished folder's name below the root, for servers that write themselves."""
+        return self._open_draft().name
 
     def remaining_s(self) -> float:
         """Seconds until the deadline of the running step. Never negative."""
@@ -84,11 +85,20 @@ class Attempt:
 
     def part(self) -> PartWriter:
         """This participant's own folder in the snapshot; use it as `async with`."""
-        return self._draft.part(self.participant)
+        return self._open_draft().part(self.participant)
 
     def note(self, files: Iterable[FileEntry]) -> None:
         """Enter files that another process wrote into this participant's folder."""
-        self._draft.note(tuple(files))
+        self._open_draft().note(tuple(files))
+
+    def waiting_for(self, names: Iterable[str]) -> None:
+        """Say what is waited for (servers, rollouts): `status` and the log show it."""
+        self._operation.waiting_for(self.participant, names)
+
+    def _open_draft(self) -> Draft:
+        if self._draft is None:
+            raise ValueError("there is no folder yet in preflight, and none any more after abort")
+        return self._draft
 
     async def in_thread(self, function: Callable[[], T]) -> T:
         """Run what blocks. A thread cannot be stopped: when the step's deadline passes it is left
@@ -132,13 +142,16 @@ class Restore:
         return self._snapshot
 
     def saved(self) -> SavedPart:
-        """This participant's own folder in the snapshot. Raises ValueError in a start from nothing."""
+        """This participant's own folder. Raises ValueError in a start from nothing."""
         if self._snapshot is None:
             raise ValueError("there is no snapshot: this is a start from nothing")
         return self._snapshot.part(self.participant)
 
     def remaining_s(self) -> float:
         return self._operation.remaining_s()
+
+    def waiting_for(self, names: Iterable[str]) -> None:
+        self._operation.waiting_for(self.participant, names)
 
     async def in_thread(self, function: Callable[[], T]) -> T:
         return await self._operation.in_thread(function)
@@ -199,7 +212,8 @@ class Participant:
         """Hold what still lives, as prepare and drain do; refuse all older incarnations."""
 
     async def restore(self, restore: Restore) -> Facts | None:
-        """Read, validate and stage the saved part. Nothing is activated before `resume` (R1)."""
+        """Read, validate and stage the saved part. Nothing is activated before `resume` (R1).
+        Not called in a start from nothing."""
 
     async def reconcile(self, restore: Restore) -> None:
         """After the controller's join: drop what no rollout names; `restore.facts` has the join."""
@@ -210,7 +224,7 @@ class Participant:
     # -- offline -------------------------------------------------------------------------------
 
     @classmethod
-    def inspect(cls, saved: SavedPart) -> Mapping[str, Any]:
+    def inspect(cls, saved: SavedPart) -> Mapping[str, Any]:  # noqa: ARG003
         """What the part holds, for `quiesce show` and `verify`; raises `SnapshotRejected`."""
         return {}
 
@@ -241,7 +255,9 @@ def ranks(participants: Iterable[Participant]) -> list[list[Participant]]:
         for other in one.called_by | one.calls:
             if other not in by_name:
                 known = ", ".join(sorted(by_name))
-                raise ValueError(f"participant {one.name!r} names {other!r}, which is not one of: {known}")
+                raise ValueError(
+                    f"participant {one.name!r} names {other!r}, which is not one of: {known}"
+                )
         callers[one.name] |= one.called_by
         for callee in one.calls:
             callers[callee].add(one.name)

@@ -55,8 +55,8 @@ SAVE = Table("save", "idle", EVENTS, (
                                                  late="unresolved",      **_SHIELDED),
     _line("published",     PARKED,   "resume",   ok="resumed",           failed="release_pending",
                                                  late="release_pending", **_SHIELDED),
-    _line("unresolved",    PARKED,   "resume",   ok="publish_unresolved", failed="publish_unresolved",
-                                                 late="publish_unresolved", **_SHIELDED),
+    _line("unresolved",    PARKED,   "resume",   ok="publish_unresolved",
+          failed="publish_unresolved",           late="publish_unresolved", **_SHIELDED),
     _line("aborting",      PARKED,   "abort",    ok="aborted",           failed="aborted",
                                                  late="aborted",         **_SHIELDED),
     _end("resumed"),
@@ -102,9 +102,7 @@ def release_at_cut(save: Table) -> Table:
     kept = [line for line in save.lines if line.name not in moved][:5]
     # Past the cut a failure discards instead of aborting: rollouts run already.
     rules = evolve(save.rules, no_return="rl_cut")
-    return evolve(
-        save, name="save_release_at_cut", lines=(*kept, *moved.values()), rules=rules
-    )
+    return evolve(save, name="save_release_at_cut", lines=(*kept, *moved.values()), rules=rules)
 
 
 SAVE_RELEASE_AT_CUT = release_at_cut(SAVE)

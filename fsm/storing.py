@@ -50,10 +50,13 @@ class PartWriter(Protocol):
     def path(self) -> Path: ...
     def records(self, name: str) -> Callable[[Any], None]:
         """A function that appends one JSON-able record to `<name>.jsonl`."""
+
     def document(self, name: str, value: Any) -> None:
         """Write one JSON-able value as `<name>.json`."""
+
     def adopt(self) -> None:
         """Digest and fsync files that somebody else wrote below `path`."""
+
     async def __aenter__(self) -> Self: ...
     async def __aexit__(
         self,
@@ -73,6 +76,7 @@ class Draft(Protocol):
     @property
     def name(self) -> str:
         """The unpublished folder's name below the root: what a Gym server is told to write into."""
+
     def part(self, folder: str) -> PartWriter: ...
     def note(self, files: tuple[FileEntry, ...]) -> None:
         """Enter files that a server wrote itself, with the digests it computed (F2)."""
@@ -114,11 +118,14 @@ class Store(Protocol):
     def incarnation(self) -> int: ...
     async def open(self) -> None:
         """Take the root (one writer), raise the incarnation, sweep what nobody published (F6)."""
+
     async def close(self) -> None: ...
     async def fence(self) -> Fence:
         """The fence of a new operation: the next sequence of this incarnation."""
+
     async def begin(self, fence: Fence) -> Draft:
         """Make the unpublished folder. OSError: no room, not writable."""
+
     async def seal(self, draft: Draft, body: Mapping[str, Any]) -> None:
         """Manifest last; every file and directory fsynced.
 
@@ -126,10 +133,13 @@ class Store(Protocol):
         (an Anchor or None), `formats` (participant: format version) and `facts` (participant:
         its facts); all JSON-able. The store adds ids, files, digests and counts.
         """
+
     async def publish(self, draft: Draft) -> Publication:
         """One rename. Never raises for an unknown outcome: it looks until it knows (S2)."""
+
     async def discard(self, draft: Draft) -> None:
         """Claim the folder (rename to trash), then delete it. Safe to repeat."""
+
     async def newest(
         self, topology: Mapping[str, Any], formats: Mapping[str, int], *, if_bad: str
     ) -> SavedSnapshot | None:
@@ -137,7 +147,9 @@ class Store(Protocol):
 
         if_bad: "raise", or "older" to quarantine a rejected one and try the one before (R2).
         """
+
     async def restored(self, snapshot: SavedSnapshot | None) -> None:
         """Record durably which snapshot this incarnation goes on from (F6)."""
+
     async def prune(self, kept_anchors: frozenset[int] | None = None) -> None:
         """Retention: only after a newer snapshot is durable (F4)."""

@@ -7,6 +7,7 @@ to have its own type, and every bad key is named at once.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -35,7 +36,8 @@ def read(kind: type[T], data: object, what: str) -> T:
     try:
         return _converter().structure(dict(data), kind)
     except cattrs.BaseValidationError as error:
-        raise BadInput(what, _problems(error, kind)) from None
+        problems = _problems(error, kind) + _out_of_range(kind, data)
+        raise BadInput(what, list(dict.fromkeys(problems))) from None
     except (TypeError, ValueError) as error:
         raise BadInput(what, [str(error)]) from None
 
@@ -62,7 +64,7 @@ def _exact(kinds: tuple[type, ...], value: Any, _: Any) -> Any:
 
 
 def _number(value: Any, _: Any) -> float:
-    if type(value) not in (int, float) or value != value:
+    if type(value) not in (int, float) or math.isnan(value):
         raise ValueError(f"expected a number, got {value!r}")
     return float(value)
 
@@ -72,9 +74,31 @@ def _problems(error: cattrs.BaseValidationError, kind: type) -> list[str]:
 
     def one(problem: BaseException, expected: type | None) -> str:
         if isinstance(problem, cattrs.ForbiddenExtraKeysError):
-            return f"unknown key {', '.join(sorted(map(repr, problem.extra_fields)))} (known: {known})"
-        if isinstance(problem, (ValueError, TypeError)):
-            return str(problem)
+            extra = ", ".join(sorted(map(repr, problem.extra_fields)))
+            return f"unknown key {extra} (known: {known})"
+        if isinstance(problem, (ValueError, TypeError)) or type(problem) is Exception:
+            return str(problem).replace("typing.Literal", "")
         return format_exception(problem, expected)
 
-    return cattrs.transform_error(error, path="", format_exception=one)
+    lines = cattrs.transform_error(error, path="", format_exception=one)
+    return [_with_path(*line.rsplit(" @ ", 1)) for line in lines]
+
+
+def _with_path(problem: str, path: str) -> str:
+    where = path.strip(".")
+    return f"{where}: {problem}" if where else problem
+
+
+def _out_of_range(kind: type, data: Mapping[Any, Any]) -> list[str]:
+    """What the validators say of each value by itself: construction stops at the first."""
+    problems = []
+    for attribute in attrs.fields(kind) if attrs.has(kind) else ():
+        if attribute.validator is None or attribute.name not in data:
+            continue
+        try:
+            attribute.validator(None, attribute, data[attribute.name])
+        except ValueError as error:
+            problems.append(str(error))
+        except TypeError:
+            continue  # of another type: named already
+    return problems

@@ -1,0 +1,117 @@
+"""What the steps of RESTORE do. Which follows which is in `fsm.restore` (specs/restore.md)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Literal
+
+from fsm.operation import Operation
+from fsm.outcome import Cause, SnapshotRejected
+from fsm.participant import Participant, Restore
+from fsm.release import Release
+from fsm.renewal import Renewal
+from fsm.save import HOLD_LOST
+from fsm.save_steps import Setting
+from fsm.storing import SavedSnapshot
+
+IfNone = Literal["start", "raise"]
+IfBad = Literal["raise", "older"]
+
+BUDGETS = {
+    "discover": "restore_timeout_s",
+    "fence": "prepare_timeout_s",
+    "load_data_plane": "restore_timeout_s",
+    "restore_gym": "restore_timeout_s",
+    "load_controller": "restore_timeout_s",
+    "resume": "release_timeout_s",
+    "rollback": "release_timeout_s",
+}
+
+
+class Restoring:
+    """The steps of one restore."""
+
+    def __init__(
+        self, setting: Setting, operation: Operation, if_none: IfNone, if_bad: IfBad
+    ) -> None:
+        self.setting, self.operation = setting, operation
+        self.if_none, self.if_bad = if_none, if_bad
+        self.snapshot: SavedSnapshot | None = None
+        self.post: Callable[[str, Cause | None], None] = lambda *_: None
+        config = setting.config
+        self.renewal = Renewal(operation, self.view, config.renew_every_s, self._hold_lost)
+        self.activation = Release(operation, "resume", self.view, config.resume_timeout_s)
+        self.dropping = Release(operation, "rollback", self.view, config.resume_timeout_s)
+
+    def view(self, participant: Participant) -> Restore:
+        return Restore(participant.name, self.operation, self.snapshot)
+
+    def steps(self) -> Mapping[str, Callable[[], Awaitable[None]]]:
+        return {
+            "discover": self.discover,
+            "fence": self.fence,
+            "load_data_plane": lambda: self.load("load_data_plane"),
+            "restore_gym": lambda: self.load("restore_gym"),
+            "load_controller": self.load_controller,
+            "resume": self.resume,
+            "rollback": self.rollback,
+        }
+
+    async def discover(self) -> None:
+        everyone = [one for rank in self.operation.ranks for one in rank]
+        topology = await asyncio.gather(*(self._describe(one) for one in everyone))
+        formats = {one.name: one.format_version for one in everyone}
+        named = {one.name: facts for one, facts in zip(everyone, topology, strict=True)}
+        self.snapshot = await self.setting.store.newest(named, formats, if_bad=self.if_bad)
+        if self.snapshot is None and self.if_none == "raise":
+            raise SnapshotRejected("(none)", "the root", 'holds no snapshot; pass if_none="start"')
+
+    async def fence(self) -> None:
+        self.operation.fence = await self.setting.store.fence()
+        self.renewal.start()
+        await self.operation.callers_first(
+            lambda one: self.operation.call(one, "fence", self.view(one), tell=True)
+        )
+
+    async def load(self, step: str) -> None:
+        if self.snapshot is None:
+            return
+
+        async def stage(one: Participant) -> None:
+            if one.restore_step != step:
+                return
+            self.operation.told.setdefault(one.name, one)
+            facts = await self.operation.call(one, "restore", self.view(one))
+            self.operation.add_facts(one.name, facts)
+
+        await self.operation.callees_first(stage)
+
+    async def load_controller(self) -> None:
+        await self.load("load_controller")
+        if self.snapshot is not None:
+            await self.operation.callers_first(
+                lambda one: self.operation.call(one, "reconcile", self.view(one))
+            )
+        # The last moment at which a lapsed lease may still roll back (R1).
+        await self.renewal.check()
+        await self.setting.store.restored(self.snapshot)
+
+    async def resume(self) -> None:
+        await self.renewal.stop()
+        for rank in self.operation.ranks:
+            for one in rank:
+                self.operation.told.setdefault(one.name, one)
+        await self.activation.rounds(self.setting.config.resume_attempts)
+
+    async def rollback(self) -> None:
+        await self.renewal.stop()
+        await self.dropping.rounds(self.setting.config.resume_attempts)
+
+    # -- helpers -------------------------------------------------------------------------------
+
+    def _hold_lost(self, cause: Cause) -> None:
+        self.post(HOLD_LOST, cause)
+
+    async def _describe(self, one: Participant) -> dict[str, Any]:
+        return dict(await self.operation.call(one, "describe", self.view(one)) or {})

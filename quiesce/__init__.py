@@ -1,0 +1,74 @@
+"""quiesce: consistent snapshots of unfinished agentic rollouts, and their restore.
+
+The one import for people who embed the engine or write a participant:
+
+>>> from quiesce import Config, Engine, FolderStore, Participant
+
+Parts that need an extra are in `quiesce.gym`, `quiesce.transfer_queue`, `quiesce.controller`
+and `quiesce.testing`.
+"""
+
+from quiesce._guard import check_packages
+
+check_packages()
+
+from storage.memory import MemoryStore  # noqa: E402
+from storage.store import FolderStore  # noqa: E402
+
+from fsm.config import EngineConfig as Config  # noqa: E402  after the guard
+from fsm.outcome import (  # noqa: E402
+    Aborted,
+    AbortReason,
+    Anchor,
+    Cause,
+    InvariantError,
+    NotReleased,
+    QuiesceError,
+    Refused,
+    Restored,
+    RestoreFailed,
+    Saved,
+    SaveOutcome,
+    Skip,
+    Skipped,
+    SkipReason,
+    SnapshotRejected,
+    Unavailable,
+    Unresolved,
+)
+from fsm.participant import Attempt, Participant, Restore  # noqa: E402
+from participants.barrier import AsyncBarrier  # noqa: E402
+from participants.memory import Fault, MemoryParticipant  # noqa: E402
+from quiesce.engine import Engine, TooManyFailures  # noqa: E402
+
+__all__ = [
+    "AbortReason",
+    "Aborted",
+    "Anchor",
+    "AsyncBarrier",
+    "Attempt",
+    "Cause",
+    "Config",
+    "Engine",
+    "Fault",
+    "FolderStore",
+    "InvariantError",
+    "MemoryParticipant",
+    "MemoryStore",
+    "NotReleased",
+    "Participant",
+    "QuiesceError",
+    "Refused",
+    "Restore",
+    "RestoreFailed",
+    "Restored",
+    "SaveOutcome",
+    "Saved",
+    "Skip",
+    "SkipReason",
+    "Skipped",
+    "SnapshotRejected",
+    "TooManyFailures",
+    "Unavailable",
+    "Unresolved",
+]

@@ -1,0 +1,118 @@
+"""What the person on call sees: `status()`, a live `status.json`, a log line while waiting, and
+`attempts.jsonl`, the history of outcomes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from attrs import asdict
+
+from fsm.engine import Activity, SnapshotEngine
+from fsm.outcome import Aborted, Restored, Saved, SaveOutcome, Skipped
+
+log = logging.getLogger("quiesce")
+
+LOOK_EVERY_S = 1.0
+SAY_EVERY_S = 10.0
+STATUS, HISTORY = "status.json", "attempts.jsonl"
+
+
+class Watch:
+    """Watches one engine. Files are written where the store has a folder (`root`)."""
+
+    def __init__(self, engine: SnapshotEngine) -> None:
+        self._engine = engine
+        root = getattr(engine.store, "root", None)
+        self._root = Path(root) if root is not None else None
+        self._last: dict[str, Any] | None = None
+
+    def status(self) -> dict[str, object]:
+        activity = self._engine.activity()
+        now = None if activity is None else asdict(activity)
+        return {"pid": os.getpid(), "now": now, "last": self._last, "written_at": time.time()}
+
+    def ended(self, outcome: SaveOutcome | Restored) -> None:
+        """Enter an outcome into the history, and leave the final status behind."""
+        self._last = described(outcome)
+        if self._root is not None and self._root.is_dir():
+            line = json.dumps(self._last | {"at": time.time()})
+            with (self._root / HISTORY).open("a", encoding="utf-8") as file:
+                file.write(line + "\n")
+        self._write()
+
+    @asynccontextmanager
+    async def watching(self) -> AsyncIterator[None]:
+        task = asyncio.ensure_future(self._look())
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.wait({task})
+
+    async def _look(self) -> None:
+        said_s = 0.0
+        while True:
+            self._write()
+            await asyncio.sleep(LOOK_EVERY_S)
+            activity = self._engine.activity()
+            if activity is None or activity.since_s < SAY_EVERY_S:
+                said_s = 0.0
+            elif activity.since_s - said_s >= SAY_EVERY_S:
+                said_s = activity.since_s
+                log.warning("%s", sentence(activity))
+
+    def _write(self) -> None:
+        """Best effort and never fsynced: a status that cannot be written must not stop a save."""
+        if self._root is None or not self._root.is_dir():
+            return
+        unfinished = self._root / f".{STATUS}.{os.getpid()}"
+        try:
+            unfinished.write_text(json.dumps(self.status()), encoding="utf-8")
+            unfinished.replace(self._root / STATUS)
+        except OSError as error:
+            log.debug("cannot write %s: %s", STATUS, error)
+
+
+def sentence(activity: Activity) -> str:
+    """`save-1-7: in 'drain' for 12 s, waiting for gym (p2_g1, p3_g0); in 288 s: aborting`."""
+    waiting = ", ".join(
+        f"{name} ({', '.join(names)})" if names else name
+        for name, names in activity.waiting.items()
+    )
+    until = "" if activity.left_s is None else f"; in {activity.left_s:.0f} s: {activity.then}"
+    whom = f", waiting for {waiting}" if waiting else ""
+    return f"{activity.label}: in {activity.step!r} for {activity.since_s:.0f} s{whom}{until}"
+
+
+def described(outcome: SaveOutcome | Restored) -> dict[str, Any]:
+    """An outcome as JSON-able data, for files and for `--json`."""
+    said: dict[str, Any] = {"outcome": type(outcome).__name__.lower()}
+    if isinstance(outcome, Skipped):
+        return said | {"reason": outcome.reason.name.lower(), "detail": outcome.detail}
+    said |= {"phases": {step: round(seconds, 6) for step, seconds in outcome.phases.items()}}
+    if isinstance(outcome, Restored):
+        anchor = None if outcome.anchor is None else asdict(outcome.anchor)
+        return said | {"snapshot": outcome.snapshot, "anchor": anchor}
+    unreleased = {name: sorted(names) for name, names in outcome.unreleased.items()}
+    if isinstance(outcome, Aborted):
+        cause = outcome.cause
+        return said | {
+            "reason": cause.reason.name.lower(),
+            "step": cause.step,
+            "participant": cause.participant,
+            "code": cause.code,
+            "detail": cause.detail,
+            "unreleased": unreleased,
+        }
+    said |= {"snapshot": outcome.snapshot, "unreleased": unreleased}
+    if isinstance(outcome, Saved):
+        said |= {"durable": outcome.durable, "pause_s": round(outcome.pause_s, 6)}
+    return said
