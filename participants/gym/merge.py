@@ -108,6 +108,12 @@ def blockers(reports: Reports) -> str:
     )
 
 
+def waited_for(reports: Reports) -> list[str]:
+    """Who is not parked yet, by server, for `status`; at most MAX_NAMES."""
+    names = [f"{name}: {who}" for name, report in reports.items() for who in report.blockers]
+    return names[:MAX_NAMES]
+
+
 def commit_facts(reports: Reports) -> dict[str, Any]:
     """For the manifest; keys with "_" are for later steps of the same attempt only."""
     out = restarts(reports)

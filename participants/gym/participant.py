@@ -136,6 +136,7 @@ class Gym(Participant):
             lease_s=attempt.lease_s,
         )
         reports = await self._ask(lambda actor: actor.renew(message))
+        attempt.waiting_for(merge.waited_for(reports))
         if problems := merge.hold_problems(reports, attempt.fence, phases):
             raise Refused("hold_lost", merge.some(problems))
 
