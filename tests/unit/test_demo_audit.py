@@ -1,4 +1,4 @@
-"""Each invariant, broken alone, gives a sentence that names what is wrong; a good run gives none."""
+"""Each invariant, broken alone, gives a sentence that says what is wrong; a good run none."""
 
 from __future__ import annotations
 
