@@ -33,6 +33,10 @@ Row = Mapping[str, Any]
 Tag = Mapping[str, Any]
 
 _log = logging.getLogger("quiesce.data_plane")
+_MOVED = (
+    "rows came or went while they were saved: a writer did not drain, or changes rows outside "
+    "the barrier"
+)
 
 
 class CaptureSink(Protocol):
@@ -101,18 +105,30 @@ def row_missing(partition: str, key: str, wanted_by: str) -> Refused:
 
 @frozen
 class Listing:
-    """What a data plane holds: tags by key, and `partition/key` of rows without commit mark."""
+    """What a data plane holds, by partition: tags by key, and keys without the commit mark."""
 
-    train: Mapping[str, Tag]
-    capture: Mapping[str, Tag]
-    half_born: tuple[str, ...]
+    tags: Mapping[str, Mapping[str, Tag]]
+    half_born: Mapping[str, tuple[str, ...]]
 
     @property
-    def empty(self) -> bool:
-        return not (self.train or self.capture or self.half_born)
+    def train(self) -> Mapping[str, Tag]:
+        return self.tags.get(TRAIN, {})
+
+    @property
+    def capture(self) -> Mapping[str, Tag]:
+        return self.tags.get(CAPTURE, {})
+
+    def __len__(self) -> int:
+        """Rows of all partitions, half-born ones included."""
+        return sum(map(len, (*self.tags.values(), *self.half_born.values())))
 
     def counts(self) -> dict[str, int]:
         return {"train_rows": len(self.train), "capture_rows": len(self.capture)}
+
+    def half_born_names(self) -> list[str]:
+        """`partition/key`, at most MAX_NAMES."""
+        names = [f"{name}/{key}" for name, keys in self.half_born.items() for key in keys]
+        return sorted(names)[:MAX_NAMES]
 
 
 @frozen
@@ -128,7 +144,7 @@ class _Record:
 class DataPlanePart(Participant):
     """The participant `data_plane`: writes the rows of any DataPlane as JSONL, puts them back.
 
-    A subclass that has a better way to keep rows overrides `_write` and `_load`.
+    A subclass that has a better way to keep rows overrides `_write`, `_load` and `_list`.
     Facts of the cut: train_rows, capture_rows, half_born (at most 100 `partition/key`).
     Facts of the restore: train_rows, capture_rows, _train ({key: tag}), _capture ([key]).
     """
@@ -147,19 +163,20 @@ class DataPlanePart(Participant):
             for key in rows:
                 if key not in held.capture:
                     raise row_missing(CAPTURE, key, f"rollout {rollout!r}")
-        if held.half_born:
-            _log.warning("%d rows without commit mark in the cut", len(held.half_born))
+        if half_born := held.half_born_names():
+            _log.warning("rows without commit mark in the cut: %s", ", ".join(half_born))
         async with attempt.part() as part:
             await self._write(attempt, part, held)
-        return {**held.counts(), "half_born": list(held.half_born[:MAX_NAMES])}
+            if await self._list() != held:
+                raise Refused("moved_during_cut", _MOVED)
+        return {**held.counts(), "half_born": half_born}
 
     async def restore(self, restore: Restore) -> Facts:
         """Only into an empty plane: rows of another time would be mixed in."""
-        if not (present := await self._list()).empty:
+        if present := await self._list():
             raise Refused(
                 "not_empty",
-                f"the data plane holds {len(present.train)} training and {len(present.capture)} "
-                f"capture rows, {len(present.half_born)} of no commit mark; start it anew",
+                f"the data plane holds {len(present)} rows of another time; start it anew",
             )
         self._loading = restore.fence
         await self._load(restore)
@@ -176,15 +193,16 @@ class DataPlanePart(Participant):
                 raise row_missing(partition, lost[0], "the restored ledger")
         for partition, present in ((TRAIN, held.train), (CAPTURE, held.capture)):
             leftover = [key for key in present if key not in kept[partition]]
-            await self._clear(partition, [*leftover, *await self.plane.half_born(partition)])
+            await self._clear(partition, [*leftover, *held.half_born.get(partition, ())])
 
     async def rollback(self, restore: Restore) -> None:
         """Empty what this restore loaded. A plane that it refused is not touched."""
         if self._loading != restore.fence:
             return
-        for partition in (TRAIN, CAPTURE):
-            keys = [*await self.plane.keys(partition), *await self.plane.half_born(partition)]
-            await self._clear(partition, keys)
+        held = await self._list()
+        for of_partition in (held.tags, held.half_born):
+            for partition, keys in of_partition.items():
+                await self._clear(partition, keys)
         self._loading = None
 
     @classmethod
@@ -211,13 +229,11 @@ class DataPlanePart(Participant):
                     await self.plane.put_rows(partition, rows, json.loads(tag))
 
     async def _list(self) -> Listing:
-        half_born = [
-            f"{partition}/{key}"
-            for partition in (TRAIN, CAPTURE)
-            for key in await self.plane.half_born(partition)
-        ]
-        train, capture = await self.plane.keys(TRAIN), await self.plane.keys(CAPTURE)
-        return Listing(train, capture, tuple(half_born))
+        both = (TRAIN, CAPTURE)
+        return Listing(
+            tags={name: await self.plane.keys(name) for name in both},
+            half_born={name: tuple(await self.plane.half_born(name)) for name in both},
+        )
 
     async def _clear(self, partition: str, keys: Iterable[str]) -> None:
         for batch in batches(keys):

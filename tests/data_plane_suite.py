@@ -80,7 +80,7 @@ class DataPlaneSuite:
 
     def test_a_missing_key_is_named_with_its_partition(self) -> None:
         async def main(plane: DataPlane) -> None:
-            with pytest.raises(KeyError, match="'train'.*'nope'"):
+            with pytest.raises(KeyError, match=r"'train'.*'nope'"):
                 await plane.get_rows(TRAIN, ["nope"])
             await plane.put_rows(TRAIN, {"k": ROW}, {})
             with pytest.raises(KeyError, match="'nope'"):

@@ -1,0 +1,148 @@
+"""The participant `data_plane` for TransferQueue: its own checkpoint, in our folder.
+
+Its checkpoint is pickles without digests or fsync; its load checks the unit count and nothing
+else, and is not transactional. So: saved into our unpublished folder, digested and fsynced by us,
+verified whole by the store before anything is unpickled (F3), loaded only into an empty
+TransferQueue that is like the one saved; and after a failed load only a fresh one will do
+(specs/adr/0010).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import transfer_queue as tq
+from attrs import asdict, frozen
+
+from fsm.outcome import Refused, SnapshotRejected
+from fsm.participant import Attempt, Restore
+from fsm.storing import PartWriter, SavedPart
+from fsm.strict import BadInput, read, write
+from participants.data_plane import CAPTURE, TRAIN, DataPlanePart, Listing
+from participants.transfer_queue.plane import Topology, TransferQueuePlane
+
+_DOCUMENT, _CHECKPOINT = "transfer_queue", "checkpoint"
+
+
+@frozen
+class Contents:
+    """The part's own document, `transfer_queue.json`: readable without unpickling anything.
+
+    keys, half_born: by partition, of all partitions. inventory_sha256: over keys and tags.
+    """
+
+    schema_version: int
+    topology: Topology
+    keys: dict[str, list[str]]
+    half_born: dict[str, list[str]]
+    inventory_sha256: str
+
+
+class TransferQueue(DataPlanePart):
+    """Saves and loads the TransferQueue behind `plane`, all partitions and read cursors of it.
+
+    With storage units on several hosts the snapshot root must be a file system that all of them
+    see at the same path.
+    """
+
+    plane: TransferQueuePlane
+
+    def __init__(self, plane: TransferQueuePlane) -> None:
+        super().__init__(plane)
+        self._spoilt = False  # a load began and did not come to its end
+
+    async def describe(self) -> Mapping[str, Any]:
+        return asdict(self.plane.topology)
+
+    async def _list(self) -> Listing:
+        return await self.plane.listing()
+
+    async def _write(self, attempt: Attempt, part: PartWriter, held: Listing) -> None:
+        folder = part.path.absolute() / _CHECKPOINT  # its actors have working folders of their own
+        await attempt.in_thread(partial(_save, folder))
+        part.document(_DOCUMENT, write(_contents(self.plane.topology, held)))
+        await attempt.in_thread(part.adopt)
+
+    async def _load(self, restore: Restore) -> None:
+        saved = restore.saved()
+        contents = _read_contents(saved)
+        self._must_fit(contents.topology)
+        self._spoilt = True
+        try:
+            await restore.in_thread(
+                partial(tq.load_checkpoint, saved.path.absolute() / _CHECKPOINT)
+            )
+        except Exception as error:
+            raise _fresh_start(f"loading failed part way: {error}") from error
+        if _digest(await self._list()) != contents.inventory_sha256:
+            raise _fresh_start(f"after loading, keys or tags differ from those of {saved.path}")
+        self._spoilt = False
+
+    async def rollback(self, restore: Restore) -> None:
+        """Empty what was loaded. After a load that failed or still runs nothing is certain."""
+        if self._spoilt:
+            raise _fresh_start("an earlier load did not come to its end")
+        await super().rollback(restore)
+
+    def _must_fit(self, saved: Topology) -> None:
+        if self._spoilt:
+            raise _fresh_start("an earlier load did not come to its end")
+        ours, theirs = asdict(self.plane.topology), asdict(saved)
+        if differ := [
+            f"{k} {theirs[k]!r} saved, {ours[k]!r} here" for k in ours if ours[k] != theirs[k]
+        ]:
+            raise Refused("other_topology", f"TransferQueue cannot load it: {'; '.join(differ)}")
+
+    @classmethod
+    def inspect(cls, saved: SavedPart) -> Mapping[str, Any]:
+        """Row counts and topology, from our document alone."""
+        contents = _read_contents(saved)
+        return {
+            "train_rows": len(contents.keys.get(TRAIN, ())),
+            "capture_rows": len(contents.keys.get(CAPTURE, ())),
+            "half_born": sum(map(len, contents.half_born.values())),
+            "topology": asdict(contents.topology),
+        }
+
+
+def _save(folder: Any) -> None:
+    try:
+        tq.save_checkpoint(folder)
+    except RuntimeError as error:  # what it raises for a full disk and for a dead unit alike
+        raise OSError(f"TransferQueue could not save into {folder}: {error}") from error
+
+
+def _fresh_start(why: str) -> Refused:
+    return Refused(
+        "fresh_start_needed",
+        f"{why}; close TransferQueue, start it anew, and restore again (the snapshot is untouched)",
+    )
+
+
+def _contents(topology: Topology, held: Listing) -> Contents:
+    keys = {partition: sorted(tags) for partition, tags in held.tags.items()}
+    half_born = {partition: list(names) for partition, names in held.half_born.items()}
+    return Contents(1, topology, keys, half_born, _digest(held))
+
+
+def _digest(held: Listing) -> str:
+    """Of keys and tags; a tag's value that JSON does not know counts by its repr."""
+    text = json.dumps([held.tags, held.half_born], sort_keys=True, default=repr)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _read_contents(saved: SavedPart) -> Contents:
+    what = f"{_DOCUMENT}.json"
+    try:
+        contents = read(Contents, saved.document(_DOCUMENT), what)
+    except BadInput as error:
+        raise SnapshotRejected(str(saved.path), error.what, "; ".join(error.problems)) from None
+    if contents.schema_version != 1:
+        raise SnapshotRejected(
+            str(saved.path), what, f"schema version {contents.schema_version}, this reads 1"
+        )
+    return contents
