@@ -12,7 +12,7 @@ from fsm.outcome import NotReleased, Refused, Unavailable
 from fsm.storing import Fence
 from participants.gym import merge, wire
 from participants.gym.fake import FakeGym, Fault
-from tests.unit.gym_support import (
+from tests.gym_support import (
     FENCE,
     actor_of,
     commit,

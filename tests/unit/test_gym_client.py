@@ -14,7 +14,7 @@ from fsm.outcome import NotReleased, Refused, SnapshotRejected, Unavailable
 from participants.gym import wire
 from participants.gym.client import GymClient, GymServer, past_failures, together
 from participants.gym.fake import TOKEN, FakeGym, Fault
-from tests.unit.gym_support import control, prepare, release, run
+from tests.gym_support import control, prepare, release, run
 
 SERVER = GymServer("agent", "a0", "http://a0")
 

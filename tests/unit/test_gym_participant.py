@@ -11,7 +11,7 @@ from fsm.outcome import NotReleased, Refused
 from participants.gym import wire
 from participants.gym.fake import TOKEN, FakeGym, Fault
 from participants.gym.participant import Gym
-from tests.unit.gym_support import (
+from tests.gym_support import (
     FENCE,
     Draft,
     Operation,
