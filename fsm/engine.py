@@ -33,7 +33,7 @@ from fsm.restore_steps import IfBad, IfNone, Restoring
 from fsm.run import Run, Steps
 from fsm.save import SAVE, SAVE_RELEASE_AT_CUT
 from fsm.save_steps import AnchorSource, Barrier, Saving, Setting
-from fsm.storing import Store
+from fsm.storing import Fence, Store
 from fsm.table import PARKED, PARKING, Table
 from fsm.trace import Trace
 
@@ -81,6 +81,7 @@ class SnapshotEngine:
         )
         self._lock = asyncio.Lock()
         self._held_off: list[str] = []
+        self._last_saved: Fence | None = None  # of the newest snapshot known to be published
         self._pending: Saving | None = None  # whose release is not confirmed by everyone
         self._left_behind: set[asyncio.Future[Any]] = set()  # cuts that outlived their deadline
         self._unresolved: asyncio.Task[None] | None = None  # a rename whose outcome is not known
@@ -192,7 +193,7 @@ class SnapshotEngine:
             raise Skip(SkipReason.NO_TRAINER_ANCHOR)
         operation.fence = await self.store.fence()
         operation.label = f"save-{operation.fence.incarnation}-{operation.fence.sequence}"
-        attempt = Saving(self._setting, operation, anchor)
+        attempt = Saving(self._setting, operation, anchor, self._last_saved)
         try:
             await attempt.preflight()
         except HookFailed as failed:
@@ -221,6 +222,8 @@ class SnapshotEngine:
     async def _outcome(self, run: Run, operation: Operation, attempt: Saving) -> SaveOutcome:
         phases, unreleased = run.trace.phases(), attempt.releasing.silent()
         self._pending = attempt if unreleased else None
+        if attempt.publication is not None and attempt.publication.published:
+            self._last_saved = operation.fence
         if operation.bug is not None:
             raise InvariantError(f"{run.cause}") from operation.bug
         if run.cancelled:

@@ -44,7 +44,8 @@ class Attempt:
 
     fence: stamp it on every message to another process (H1). label: for people and logs.
     lease_s: how long a hold may last without a renewal. facts: what earlier steps of other
-    participants returned. unreleased: who has not confirmed a release yet.
+    participants returned. unreleased: who has not confirmed a release yet. last_saved: fence of
+    the newest snapshot that is known to be published by this engine.
     """
 
     participant: str
@@ -53,6 +54,7 @@ class Attempt:
     drain: Literal["calls", "none"] = "calls"
     straggler: Literal["abort", "start_over"] = "abort"
     anchor: Anchor | None = None
+    last_saved: Fence | None = None
 
     @property
     def fence(self) -> Fence:

@@ -16,7 +16,7 @@ from fsm.participant import Attempt, Participant
 from fsm.release import Release
 from fsm.renewal import Renewal
 from fsm.save import HOLD_LOST
-from fsm.storing import Draft, Publication, Store
+from fsm.storing import Draft, Fence, Publication, Store
 
 AnchorSource = Callable[[], Anchor | None]
 Barrier = Callable[[], AbstractAsyncContextManager[None]]
@@ -50,8 +50,15 @@ class Setting:
 class Saving:
     """The steps of one save attempt."""
 
-    def __init__(self, setting: Setting, operation: Operation, anchor: Anchor | None) -> None:
+    def __init__(
+        self,
+        setting: Setting,
+        operation: Operation,
+        anchor: Anchor | None,
+        last_saved: Fence | None = None,
+    ) -> None:
         self.setting, self.operation, self.anchor = setting, operation, anchor
+        self.last_saved = last_saved
         self.draft: Draft | None = None
         self.publication: Publication | None = None
         self.post: Callable[[str, Cause | None], None] = lambda *_: None
@@ -68,6 +75,7 @@ class Saving:
             config.drain,
             config.straggler,
             self.anchor,
+            self.last_saved,
         )
 
     def steps(self) -> Mapping[str, Callable[[], Awaitable[None]]]:
