@@ -35,11 +35,15 @@ class Effect:
 
 
 class EffectLog:
-    """Append-only: one effect a line, each in one write, so that a kill leaves whole lines."""
+    """Append-only: one effect a line, each in one write.
+
+    A kill can cut that write short. Nobody was told of such an effect: opening the log drops it.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        os.truncate(path, len(_whole_lines(path)))
 
     def append(self, effect: Effect) -> None:
         """Raises OSError when the line did not get out whole."""
@@ -52,9 +56,12 @@ class EffectLog:
 
 
 def read_effects(path: Path) -> tuple[Effect, ...]:
-    """Every effect in the order of the log. Raises `strict.BadInput` naming the line."""
+    """Every effect in the order of the log; a last line without its end is still being written.
+
+    Raises `strict.BadInput` naming the line, FileNotFoundError when there is no log.
+    """
     effects = []
-    for number, line in enumerate(path.read_text().splitlines(), start=1):
+    for number, line in enumerate(_whole_lines(path).splitlines(), start=1):
         where = f"{path.name}, line {number}"
         try:
             data = json.loads(line)
@@ -62,3 +69,8 @@ def read_effects(path: Path) -> tuple[Effect, ...]:
             raise strict.BadInput(where, [f"not JSON: {error}"]) from None
         effects.append(strict.read(Effect, data, where))
     return tuple(effects)
+
+
+def _whole_lines(path: Path) -> bytes:
+    content = path.read_bytes()
+    return content[: content.rfind(b"\n") + 1]

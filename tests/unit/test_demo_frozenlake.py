@@ -232,6 +232,14 @@ def test_the_log_outlives_the_server(tmp_path: Path) -> None:
     assert read_effects(tmp_path / "log") == (effect, effect)
 
 
+def test_an_effect_that_a_kill_cut_short_is_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(b'{"kind": "se')
+    assert read_effects(path) == ()
+    at_lake(Lake(path), lambda post: post("/seed", {"seed": 1}))
+    assert [effect.kind for effect in read_effects(path)] == ["seed"]
+
+
 def test_a_damaged_log_names_the_line(tmp_path: Path) -> None:
     (tmp_path / "log").write_text("{}\n")
     with pytest.raises(BadInput, match="log, line 1"):
