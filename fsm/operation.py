@@ -21,6 +21,7 @@ from fsm.trace import Trace
 
 T = TypeVar("T")
 NAMES_SHOWN = 100
+HOLDING_HOOKS = frozenset({"prepare", "fence"})
 
 
 class HoldLost(Exception):
@@ -73,6 +74,7 @@ class Operation:
     """One save or restore under way. Participants see it through `Attempt` and `Restore`.
 
     told: participants in the order in which they were told; entered *before* the call (S6).
+    holding: those that confirmed a hold, so that there is a lease to renew.
     waiting: what the running step waits for, participant → names (shown by status).
     """
 
@@ -86,6 +88,7 @@ class Operation:
         self.facts: dict[str, dict[str, Any]] = {}
         self.unreleased: dict[str, frozenset[str]] = {}
         self.told: dict[str, Participant] = {}
+        self.holding: dict[str, Participant] = {}
         self.waiting: dict[str, tuple[str, ...]] = {}
         self.bug: BaseException | None = None
         self.threads: set[asyncio.Future[Any]] = set()
@@ -147,7 +150,10 @@ class Operation:
         begun_s = self.trace.clock()
         outcome = "ok"
         try:
-            return await hook(seen)
+            answer = await hook(seen)
+            if name in HOLDING_HOOKS:
+                self.holding[participant.name] = participant
+            return answer
         except asyncio.CancelledError:
             outcome = "cancelled"
             raise
@@ -203,4 +209,5 @@ async def together(calls: Iterable[Awaitable[Any]]) -> None:
             for call in calls:
                 group.create_task(one(call))
     except BaseExceptionGroup as failed:
-        raise failed.exceptions[0] from None
+        first = failed.exceptions[0]
+        raise first from first.__cause__

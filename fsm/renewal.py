@@ -11,7 +11,7 @@ from fsm.participant import Attempt, Participant, Restore
 
 
 class Renewal:
-    """Calls `renew` on everyone who was told, every `every_s` seconds.
+    """Calls `renew` on everyone who confirmed a hold, every `every_s` seconds.
 
     A refusal means that a hold ended or something moved: `lost` is called at once. A server that
     does not answer may be slow: it is lost when its lease could have ended.
@@ -41,7 +41,7 @@ class Renewal:
     async def check(self) -> None:
         """One round now. Raises `HoldLost` if any hold no longer stands."""
         try:
-            await together([self._renew(one) for one in self._operation.told.values()])
+            await together([self._renew(one) for one in self._operation.holding.values()])
         except HookFailed as failed:
             raise HoldLost(f"{failed.participant}: {failed.__cause__}") from failed
 

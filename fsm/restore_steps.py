@@ -114,4 +114,4 @@ class Restoring:
         self.post(HOLD_LOST, cause)
 
     async def _describe(self, one: Participant) -> dict[str, Any]:
-        return dict(await self.operation.call(one, "describe", self.view(one)) or {})
+        return dict(await one.describe())

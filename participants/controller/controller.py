@@ -311,7 +311,7 @@ class RlController:
             lineage=one.lineage,
             expect=one.expect,
             expect_call=one.expect_call,
-            task=self.loader.task(one.prompt),
+            task={**self.loader.task(one.prompt), "generation": one.generation},
         )
 
     async def _captured(self, reply: RunReply) -> list[Row]:

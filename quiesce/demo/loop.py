@@ -29,13 +29,13 @@ SCHEMA = {
 async def play(task: dict[str, Any], http: httpx.AsyncClient) -> dict[str, Any]:
     """Play one rollout. Raises httpx.HTTPStatusError when the model or the lake says no.
 
-    task: `seed` of the lake, and `sample`, which sibling of the group this is (default 0).
+    task: `seed` of the lake, and `generation`, which sibling of the group this is (default 0).
     """
     seen = await _post(http, "http://tools/seed", {"seed": task["seed"]})
     history: list[list[Any]] = []  # [action, reward] of each turn
     while not seen["done"]:
         moves = [action for action, _ in history]
-        action = await _ask(http, seen["board"], moves, task.get("sample", 0))
+        action = await _ask(http, seen["board"], moves, task.get("generation", 0))
         seen = await _post(http, "http://tools/step", {"action": action})
         history.append([action, seen["reward"]])
     end = await _post(http, "http://tools/verify", {})

@@ -59,9 +59,9 @@ def test_the_same_task_gives_the_same_history_and_a_sibling_another(tmp_path: Pa
         result = run(Scripted(model_seed).app, Lake(tmp_path / "effects.jsonl"), task)
         return result["history"], result["reward"]
 
-    first = history({"seed": 5, "sample": 0})
+    first = history({"seed": 5, "generation": 0})
     assert history({"seed": 5}) == first
-    assert history({"seed": 5, "sample": 1}) != first
+    assert history({"seed": 5, "generation": 1}) != first
     assert history({"seed": 5}, model_seed=1) != first
 
 

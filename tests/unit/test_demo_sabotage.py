@@ -14,6 +14,7 @@ pytest.importorskip("gymnasium", reason="the demo's lake is Gymnasium's (extra d
 
 from attrs import evolve
 
+from fsm.outcome import SnapshotRejected
 from participants.data_plane import TRAIN
 from participants.gym import wire
 from participants.memory_data_plane import MemoryDataPlane
@@ -23,6 +24,8 @@ from quiesce.demo.effects import read_effects
 from quiesce.demo.frozenlake import Lake
 from quiesce.demo.loop import play
 from quiesce.demo.scripted import Scripted
+from storage.store import FolderStore
+from tests import folders
 
 ROLLOUTS = ("p0_g0", "p0_g1")
 
@@ -48,7 +51,7 @@ def played(folder: Path, app: Any = None) -> Evidence:
         hooks = {"request": [name]}
         headers = {wire.ROLLOUT: rollout}
         async with httpx.AsyncClient(mounts=mounts, headers=headers, event_hooks=hooks) as http:
-            result = await play({"seed": 1, "sample": sample}, http)
+            result = await play({"seed": 1, "generation": sample}, http)
         return Finish(rollout, result["turns"], result["token"])
 
     async def main() -> tuple[Finish, ...]:
@@ -126,6 +129,22 @@ def test_a_flipped_bit_changes_one_bit_of_the_newest_snapshot(tmp_path: Path) ->
     assert len(content) == 50
     assert sum(byte.bit_count() for byte in content) == 1
     assert (tmp_path / "snapshot_0001" / "gym" / "large").read_bytes() == bytes(50)
+
+
+def test_a_snapshot_with_a_flipped_bit_is_refused_in_the_promised_words(tmp_path: Path) -> None:
+    async def main() -> None:
+        store = FolderStore(tmp_path)
+        await store.open()
+        try:
+            await folders.save(store)
+            sabotage.flip_bit(tmp_path)
+            await folders.newest(store)
+        finally:
+            await store.close()
+
+    with pytest.raises(SnapshotRejected) as caught:
+        asyncio.run(main())
+    assert all(words in str(caught.value) for words in sabotage.KINDS["flip_bit"].words)
 
 
 def test_nothing_to_break_is_said(tmp_path: Path) -> None:
