@@ -13,8 +13,10 @@ from attrs import frozen
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from fsm.storing import Fence
 from participants.data_plane import TRAIN, DataPlane
 from participants.gym import wire
+from storage import names
 
 T = TypeVar("T")
 
@@ -78,7 +80,7 @@ def double_rollout(finished: list[T]) -> T:
 
 def leave_tmp(root: Path) -> Path:
     """Make a folder that looks like an unpublished snapshot."""
-    folder = root / "tmp_999999_left0behind"
+    folder = root / names.draft_name(Fence("", 999_999, 999_999))
     folder.mkdir()
     return folder
 
@@ -86,7 +88,7 @@ def leave_tmp(root: Path) -> Path:
 def flip_bit(root: Path) -> Path:
     """Flip one bit in the middle of the largest file of the newest snapshot; returns the file."""
     newest = _first(sorted(root.glob("snapshot_*"), reverse=True), "published snapshot")
-    files = [path for path in newest.rglob("*") if path.is_file() and path.name != "manifest.json"]
+    files = [path for path in newest.rglob("*") if path.is_file() and path.name != names.MANIFEST]
     target: Path = _first(sorted(files, key=lambda path: -path.stat().st_size), "file with content")
     with target.open("r+b") as file:
         file.seek(target.stat().st_size // 2)
