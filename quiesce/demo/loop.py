@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 
 MOVES = ("left", "down", "right", "up")
+CHOICE = "left, down, right or up"
 FALLBACK = "down"  # when an answer is no legal move: a weak model costs a turn, not the rollout
 REMEMBERED = 3  # moves in the prompt; short prompts are what makes a small model quick
 SYSTEM = (
@@ -48,18 +49,18 @@ async def play(task: dict[str, Any], http: httpx.AsyncClient) -> dict[str, Any]:
 
 
 async def _ask(http: httpx.AsyncClient, board: str, moves: list[str], sample: int) -> str:
-    last = ", ".join(moves[-REMEMBERED:]) or "none"
+    moved = ", ".join(moves[-REMEMBERED:]) or "not yet"
     body = {
         "messages": [
             {"role": "system", "content": SYSTEM},
-            {"role": "user", "content": f"{board}\nLast moves: {last}.\nYour move?"},
+            {"role": "user", "content": f"You moved {moved}.\n{board}\nChoose {CHOICE}."},
         ],
         "response_format": {
             "type": "json_schema",
             "json_schema": {"name": "move", "schema": SCHEMA, "strict": True},
         },
         "max_tokens": 32,
-        "temperature": 1.0,
+        "temperature": 1.5,  # at 1 a small model repeats its last move for ever
         "seed": 1000 * sample + len(moves),
         "logprobs": True,
     }
