@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from fsm import hold
-from fsm.outcome import NotReleased, Refused
+from fsm.outcome import NotReleased, Refused, SnapshotRejected
 from fsm.participant import Attempt, Facts, Participant, Restore
 from fsm.storing import FileEntry, SavedPart
 from participants.gym import inspection, merge, wire
@@ -94,11 +94,8 @@ class Gym(Participant):
         reports = await self._stage(restore, restore.snapshot.id, files)
         lost = [entry.path for entry in files if not _owned(entry, reports)]
         if lost:
-            raise Refused(
-                "topology",
-                f"no server of this Gym owns {merge.some(lost)}: start the servers of the "
-                "snapshot under the same names",
-            )
+            why = "no server of this Gym owns it: start the snapshot's servers under their names"
+            raise SnapshotRejected(restore.snapshot.id, merge.some(lost), why)
         saved = restore.snapshot.facts.get(self.name, {})
         return merge.restore_facts(reports, saved.get("restarts", {}))
 
@@ -119,7 +116,12 @@ class Gym(Participant):
         self, restore: Restore, snapshot: str, files: tuple[FileEntry, ...]
     ) -> dict[str, wire.Report]:
         message = wire.Stage(**_control(restore), snapshot=snapshot, files=files)
-        reports = await self._ask(lambda actor: actor.restore_checkpoint(message))
+        try:
+            reports = await self._ask(lambda actor: actor.restore_checkpoint(message))
+        except Refused as refusal:
+            if refusal.code != wire.BAD_STATE:
+                raise
+            raise SnapshotRejected(snapshot, self.name, refusal.detail) from refusal
         self._phases = frozenset({hold.STAGED})
         return reports
 

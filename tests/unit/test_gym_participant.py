@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fsm import hold
-from fsm.outcome import NotReleased, Refused
+from fsm.outcome import NotReleased, Refused, SnapshotRejected
 from participants.gym import wire
 from participants.gym.fake import TOKEN, FakeGym, Fault
 from participants.gym.participant import Gym
@@ -239,12 +239,23 @@ def test_a_part_that_no_server_owns_is_refused() -> None:
         snapshot = Snapshot((entry(A0_FILE), entry("gym/agent/gone/continuations.jsonl")))
         participant, restore = Gym([actor_of(gym)]), restore_of(Operation(), snapshot)
         await participant.fence(restore)
-        with pytest.raises(Refused, match="gym/agent/gone/") as caught:
+        with pytest.raises(SnapshotRejected, match="gym/agent/gone/"):
             await participant.restore(restore)
-        assert caught.value.code == "topology"
         await participant.rollback(restore)
         assert phases(gym) == {hold.OPEN}
         assert {fake.activations for fake in gym.fakes.values()} == {0}
+
+    run(main)
+
+
+def test_a_part_that_a_server_cannot_use_rejects_the_snapshot() -> None:
+    async def main() -> None:
+        gym = fake_gym()
+        gym["a0"].faults.append(Fault("restore", "refuse", code=wire.BAD_STATE))
+        participant, restore = Gym([actor_of(gym)]), restore_of(Operation(), Snapshot())
+        await participant.fence(restore)
+        with pytest.raises(SnapshotRejected, match=r"snapshot_1.*a0"):
+            await participant.restore(restore)
 
     run(main)
 
