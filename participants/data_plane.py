@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from attrs import frozen
 
@@ -26,11 +26,13 @@ from fsm.strict import BadInput, read
 TRAIN, CAPTURE = "train", "capture"
 BATCH_ROWS = 512  # rows per call: bounds memory, and a dead line's damage
 MAX_NAMES = 100  # in facts and messages
+INSPECTED = "(the one inspected)"  # a part does not know its snapshot's id
 
 # A row: column name to a list of numbers, a number, or a text. Plain data, so that a policy
 # server needs no tensor library to capture a call.
 Row = Mapping[str, Any]
 Tag = Mapping[str, Any]
+T = TypeVar("T")
 
 _log = logging.getLogger("quiesce.data_plane")
 _MOVED = (
@@ -208,8 +210,11 @@ class DataPlanePart(Participant):
     @classmethod
     def inspect(cls, saved: SavedPart) -> Mapping[str, Any]:
         """Row counts, every record read and checked."""
-        counts = {"train_rows": TRAIN, "capture_rows": CAPTURE}
-        return {name: sum(1 for _ in _records(saved, part)) for name, part in counts.items()}
+
+        def count(partition: str) -> int:
+            return sum(1 for _ in _records(saved, partition, INSPECTED))
+
+        return {"train_rows": count(TRAIN), "capture_rows": count(CAPTURE)}
 
     # -- how rows are kept ---------------------------------------------------------------------
 
@@ -223,7 +228,7 @@ class DataPlanePart(Participant):
     async def _load(self, restore: Restore) -> None:
         saved = restore.saved()
         for partition in (TRAIN, CAPTURE):
-            records = _records(saved, partition)
+            records = _records(saved, partition, snapshot_id(restore))
             while by_tag := await restore.in_thread(partial(_take, records)):
                 for tag, rows in by_tag.items():
                     await self.plane.put_rows(partition, rows, json.loads(tag))
@@ -247,6 +252,10 @@ def batches(keys: Iterable[str]) -> Iterator[list[str]]:
         yield batch
 
 
+def snapshot_id(restore: Restore) -> str:
+    return restore.snapshot.id if restore.snapshot else "(none)"
+
+
 def _write_records(write: Any, rows: Mapping[str, Row], tags: Mapping[str, Tag]) -> None:
     for key, row in rows.items():
         write({"key": key, "tag": json.dumps(dict(tags[key])), "row": json.dumps(dict(row))})
@@ -260,10 +269,14 @@ def _take(records: Iterator[_Record]) -> dict[str, dict[str, Row]]:
     return by_tag
 
 
-def _records(saved: SavedPart, partition: str) -> Iterator[_Record]:
-    """Raises SnapshotRejected for a record that is none."""
+def _records(saved: SavedPart, partition: str, snapshot: str) -> Iterator[_Record]:
     for number, data in enumerate(saved.records(partition), 1):
-        try:
-            yield read(_Record, data, f"{partition}.jsonl, line {number}")
-        except BadInput as error:
-            raise SnapshotRejected(str(saved.path), error.what, "; ".join(error.problems)) from None
+        yield read_saved(_Record, data, f"{partition}.jsonl, line {number}", snapshot)
+
+
+def read_saved(kind: type[T], data: Any, what: str, snapshot: str) -> T:
+    """Strict reading of a part's file. Raises SnapshotRejected naming every bad key."""
+    try:
+        return read(kind, data, what)
+    except BadInput as error:
+        raise SnapshotRejected(snapshot, what, "; ".join(error.problems)) from None

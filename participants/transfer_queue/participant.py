@@ -13,6 +13,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import transfer_queue as tq
@@ -21,8 +22,16 @@ from attrs import asdict, frozen
 from fsm.outcome import Refused, SnapshotRejected
 from fsm.participant import Attempt, Restore
 from fsm.storing import PartWriter, SavedPart
-from fsm.strict import BadInput, read, write
-from participants.data_plane import CAPTURE, TRAIN, DataPlanePart, Listing
+from fsm.strict import write
+from participants.data_plane import (
+    CAPTURE,
+    INSPECTED,
+    TRAIN,
+    DataPlanePart,
+    Listing,
+    read_saved,
+    snapshot_id,
+)
 from participants.transfer_queue.plane import Topology, TransferQueuePlane
 
 _DOCUMENT, _CHECKPOINT = "transfer_queue", "checkpoint"
@@ -69,7 +78,7 @@ class TransferQueue(DataPlanePart):
 
     async def _load(self, restore: Restore) -> None:
         saved = restore.saved()
-        contents = _read_contents(saved)
+        contents = _read_contents(saved, snapshot_id(restore))
         self._must_fit(contents.topology)
         self._spoilt = True
         try:
@@ -100,7 +109,7 @@ class TransferQueue(DataPlanePart):
     @classmethod
     def inspect(cls, saved: SavedPart) -> Mapping[str, Any]:
         """Row counts and topology, from our document alone."""
-        contents = _read_contents(saved)
+        contents = _read_contents(saved, INSPECTED)
         return {
             "train_rows": len(contents.keys.get(TRAIN, ())),
             "capture_rows": len(contents.keys.get(CAPTURE, ())),
@@ -109,7 +118,9 @@ class TransferQueue(DataPlanePart):
         }
 
 
-def _save(folder: Any) -> None:
+def _save(folder: Path) -> None:
+    if not folder.parent.is_dir():  # TransferQueue would make it anew
+        raise FileNotFoundError(f"{folder.parent} is gone: this save comes after its attempt ended")
     try:
         tq.save_checkpoint(folder)
     except RuntimeError as error:  # what it raises for a full disk and for a dead unit alike
@@ -135,14 +146,10 @@ def _digest(held: Listing) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _read_contents(saved: SavedPart) -> Contents:
+def _read_contents(saved: SavedPart, snapshot: str) -> Contents:
     what = f"{_DOCUMENT}.json"
-    try:
-        contents = read(Contents, saved.document(_DOCUMENT), what)
-    except BadInput as error:
-        raise SnapshotRejected(str(saved.path), error.what, "; ".join(error.problems)) from None
+    contents = read_saved(Contents, saved.document(_DOCUMENT), what, snapshot)
     if contents.schema_version != 1:
-        raise SnapshotRejected(
-            str(saved.path), what, f"schema version {contents.schema_version}, this reads 1"
-        )
+        why = f"schema version {contents.schema_version}, this reads 1"
+        raise SnapshotRejected(snapshot, what, why)
     return contents
