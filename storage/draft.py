@@ -85,13 +85,16 @@ def counts_of(files: Iterable[FileEntry]) -> dict[str, int]:
 
 
 class FolderDraft(Entries):
-    """An unpublished folder below a root. `digest`: of its manifest's bytes, once sealed."""
+    """An unpublished folder below a root.
+
+    digest: of its manifest's bytes, once sealed. publishing: finds out what became of the rename.
+    """
 
     def __init__(self, root: Path, fence: Fence) -> None:
         super().__init__(fence)
         self.root, self.name = root, names.draft_name(fence)
         self.digest: str | None = None
-        self.publication: Publication | None = None
+        self.publishing: asyncio.Task[Publication] | None = None
 
     @property
     def path(self) -> Path:

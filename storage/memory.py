@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from errno import EAGAIN
+from errno import EAGAIN, ENOENT
 from typing import Any
 
 from attrs import define, field
@@ -107,6 +107,8 @@ class MemoryStore:
         own.check_whole()
         try:
             self.faults.check("seal")
+            if own.name not in self.disk.drafts:
+                raise FileNotFoundError(ENOENT, "the unpublished folder is gone", own.name)
             own.check_found({path: len(content) for path, content in own.content.items()})
             own.content[names.MANIFEST] = encode(own.manifest(body, self._parent))
         except BaseException as error:
@@ -118,14 +120,13 @@ class MemoryStore:
         own.check_whole()
         if names.MANIFEST not in own.content:
             raise ValueError(f"{own.id} is not sealed")
-        task = asyncio.ensure_future(self._publish(own))
-        self._publishing.add(task)
-        task.add_done_callback(self._publishing.discard)
-        return await asyncio.shield(task)
+        if own.publishing is None:
+            own.publishing = asyncio.ensure_future(self._publish(own))
+            self._publishing.add(own.publishing)
+            own.publishing.add_done_callback(self._publishing.discard)
+        return await asyncio.shield(own.publishing)
 
     async def _publish(self, draft: MemoryDraft) -> Publication:
-        if draft.publication is not None:
-            return draft.publication
         fault = self.faults.take_publish()
         if fault.renamed_early:
             self._rename(draft)
@@ -134,10 +135,9 @@ class MemoryStore:
             self._rename(draft)
         self.disk.drafts.pop(draft.name, None)
         published = draft.id in self.disk.snapshots
-        draft.publication = Publication(published, published and fault.durable)
-        if draft.publication.durable:
+        if published and fault.durable:
             self._durable = draft.id
-        return draft.publication
+        return Publication(published, published and fault.durable)
 
     def _rename(self, draft: MemoryDraft) -> None:
         if self.disk.drafts.pop(draft.name, None) is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import io
 import json
@@ -30,7 +31,7 @@ class MemoryDraft(Entries):
         super().__init__(fence)
         self.name = names.draft_name(fence)
         self.content: Files = {}
-        self.publication: Publication | None = None
+        self.publishing: asyncio.Task[Publication] | None = None
         self._faults = faults
 
     def part(self, folder: str) -> MemoryPart:

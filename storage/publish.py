@@ -38,12 +38,10 @@ class Publisher:
 
     async def publish(self, draft: FolderDraft) -> Publication:
         """Never raises for the disk: it looks until it knows, with a pause between looks."""
-        if draft.publication is None:
-            await self.off_loop(self._rename, draft)
-            published = await self._until_known(draft)
-            is_durable = published and await self.off_loop(self._make_durable, draft)
-            draft.publication = Publication(published, is_durable)
-        return draft.publication
+        await self.off_loop(self._rename, draft)
+        published = await self._until_known(draft)
+        is_durable = published and await self.off_loop(self._make_durable, draft)
+        return Publication(published, is_durable)
 
     async def _until_known(self, draft: FolderDraft) -> bool:
         while True:

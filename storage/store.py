@@ -144,15 +144,19 @@ class FolderStore:
         durable.point("sealed")
 
     async def publish(self, draft: Draft) -> Publication:
-        """One rename. Looks until the outcome is known, also if the caller is cancelled (S2)."""
+        """One rename. Looks until the outcome is known, also if the caller is cancelled (S2).
+
+        Again for the same draft: the same answer.
+        """
         own = _own(draft)
         own.check_whole()
         if own.digest is None:
             raise ValueError(f"{own.id} is not sealed")
-        task = asyncio.ensure_future(self._publish(own))
-        self._publishing.add(task)
-        task.add_done_callback(self._publishing.discard)
-        return await asyncio.shield(task)
+        if own.publishing is None:
+            own.publishing = asyncio.ensure_future(self._publish(own))
+            self._publishing.add(own.publishing)
+            own.publishing.add_done_callback(self._publishing.discard)
+        return await asyncio.shield(own.publishing)
 
     async def _publish(self, draft: FolderDraft) -> Publication:
         publication = await Publisher(self._root, self._off_loop).publish(draft)
