@@ -106,7 +106,5 @@ def _session(found: _Found, server: str, line: wire.Continuation) -> bool:
 def _has_row(found: _Found, rollout: str, call: str) -> bool:
     rows = found.rows.get(rollout)
     if rows and not any(key.endswith(f"/{call}") for key in rows):
-        raise SnapshotRejected(
-            "(this one)", f"rows of {rollout}", f"none is of {call}, its last call"
-        )
+        raise SnapshotRejected("(this one)", f"rows of {rollout}", f"none is of its last, {call}")
     return bool(rows)
