@@ -5,6 +5,7 @@ On a terminal the picture is redrawn in place; without one, each event that matt
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Iterable, Mapping
 from types import TracebackType
@@ -79,9 +80,9 @@ def grid(rollouts: Iterable[Rollout], width: int) -> RenderableType:
     """Name, run and turn of each rollout; those that still run come first."""
     columns = max(1, width // CELL_WIDTH)
     order = {state: number for number, state in enumerate(STYLES)}
-    ranked = sorted(rollouts, key=lambda rollout: (order.get(rollout.state, 0), rollout.name))
+    ranked = sorted(rollouts, key=lambda one: (order.get(one.state, 0), _by_number(one.name)))
     shown, hidden = ranked[: columns * GRID_ROWS], ranked[columns * GRID_ROWS :]
-    table = Table.grid(padding=(0, 1))
+    table = Table.grid(padding=(0, 1, 0, 0))
     for start in range(0, len(shown), columns):
         table.add_row(*(_cell(rollout) for rollout in shown[start : start + columns]))
     return Group(table, Text(f"and {len(hidden)} more")) if hidden else table
@@ -104,7 +105,7 @@ def per_rollout(progress: Progress, rows: Mapping[str, Mapping[str, int]]) -> Ta
     table = Table("rollout", title="Rows of each rollout")
     for name in ("run", "turns", *(f"{kind} rows" for kind in kinds)):
         table.add_column(name, justify="right")
-    for name in sorted({*progress.rollouts, *rows}):
+    for name in sorted({*progress.rollouts, *rows}, key=_by_number):
         known, counted = progress.rollouts.get(name), rows.get(name, {})
         run, turn = (str(known.run), str(known.turn)) if known else ("?", "?")
         table.add_row(name, run, turn, *(str(counted.get(kind, 0)) for kind in kinds))
@@ -130,10 +131,9 @@ def pauses(progress: Progress) -> Table:
     saved = [snapshot for snapshot in progress.snapshots if snapshot.outcome == "saved"]
     spent: dict[str, list[float]] = {}
     for snapshot in saved:
-        for phase, seconds in (*snapshot.phases.items(), ("the whole pause", snapshot.pause_s)):
+        for phase, seconds in snapshot.phases.items():
             spent.setdefault(phase, []).append(seconds)
-    if "the whole pause" in spent:
-        spent["the whole pause"] = spent.pop("the whole pause")
+    spent["the whole pause"] = [snapshot.pause_s for snapshot in saved]
     return _spread(f"Pause of {len(saved)} snapshots", "phase", spent)
 
 
@@ -169,4 +169,10 @@ def _kinds(rows: Mapping[str, Mapping[str, int]]) -> list[str]:
 
 def _cell(rollout: Rollout) -> Text:
     run = f"-a{rollout.run}" if rollout.run else ""
-    return Text(f"{rollout.name}{run} {rollout.turn:>2}", style=STYLES.get(rollout.state, ""))
+    text = f"{rollout.name}{run} {rollout.turn:>2}".ljust(CELL_WIDTH - 1)
+    return Text(text, style=STYLES.get(rollout.state, ""))
+
+
+def _by_number(name: str) -> list[tuple[int, str]]:
+    """p2 comes before p10."""
+    return [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", name)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +142,12 @@ def test_the_tables_hold_rows_totals_pauses_and_start_up() -> None:
     assert ["tools", "1", "1.500", "1.500"] in cells[3]
     assert ["restore", "1", "0.250", "0.250"] in cells[3]
     assert not any(line[:1] == ["tools"] for line in cells[2])
+
+
+def test_rollouts_are_in_the_order_of_their_numbers() -> None:
+    rows = {f"p{number}_g0": {"training": 1} for number in (10, 9, 100, 1)}
+    shown = drawn(tables(Progress(), Figures(), rows)[0])
+    assert re.findall(r"p\d+", shown) == ["p1", "p9", "p10", "p100"]
 
 
 def test_tables_of_nothing() -> None:
