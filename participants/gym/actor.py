@@ -87,7 +87,7 @@ class NemoGymActor:
         clock = _Clock(message.timeout_s)
         reports = await self._each("agent", clock, message, self._client.commit)
         roots = evolve(message, continuations=merge.continuations(reports))
-        reports |= await self._each("policy", clock, roots, self._client.commit)
+        reports |= merge.lost_by_all(await self._each("policy", clock, roots, self._client.commit))
         reports |= await self._each("resource", clock, message, self._client.commit)
         if wrong := merge.revision_mismatches(reports):
             raise Refused(wire.REVISION_MISMATCH, merge.some(wrong))

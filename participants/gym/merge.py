@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from attrs import evolve
+
 from participants.gym import wire
 from participants.gym.client import GymServer
 
@@ -69,6 +71,18 @@ def restarts(reports: Reports) -> dict[str, str]:
     for report in reports.values():
         reasons |= {restart.rollout_id: restart.reason for restart in report.restarts}
     return reasons
+
+
+def lost_by_all(policies: Reports) -> dict[str, wire.Report]:
+    """The policy servers' reports: a history that one of them has is not lost because the others,
+    which were told of every continuation, never saw it."""
+    known = {rollout for report in policies.values() for rollout in report.rows}
+    return {
+        name: evolve(
+            report, restarts=tuple(r for r in report.restarts if r.rollout_id not in known)
+        )
+        for name, report in policies.items()
+    }
 
 
 def _doubled(reports: Reports) -> set[str]:

@@ -221,6 +221,26 @@ def test_a_rollout_of_two_agents_starts_over() -> None:
     run(main)
 
 
+def test_a_history_that_one_policy_server_has_is_not_lost() -> None:
+    lost = (wire.Restart("p7_g2", wire.LINEAGE_LOST), wire.Restart("p8_g0", wire.LINEAGE_LOST))
+
+    async def main() -> None:
+        gym = fake_gym()
+        gym["a0"].report = wire.Report(
+            "", continuations=(continuation("p7_g2"), continuation("p8_g0"))
+        )
+        gym["p0"].report = wire.Report(
+            "", rows={"p7_g2": ("p7_g2/call-1", "p7_g2/call-2")}, restarts=lost[1:]
+        )
+        gym["p1"].report = wire.Report("", restarts=lost)
+        actor = await held(gym)
+        facts = merge.commit_facts(await actor.commit_checkpoint(commit()))
+        assert facts["restarts"] == {"p8_g0": wire.LINEAGE_LOST}
+        assert list(facts["_rows"]) == ["p7_g2"]
+
+    run(main)
+
+
 def test_renew_asks_those_who_confirmed() -> None:
     async def main() -> None:
         gym = fake_gym()
