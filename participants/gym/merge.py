@@ -77,10 +77,12 @@ def lost_by_all(policies: Reports) -> dict[str, wire.Report]:
     """The policy servers' reports: a history that one of them has is not lost because the others,
     which were told of every continuation, never saw it."""
     known = {rollout for report in policies.values() for rollout in report.rows}
+
+    def stands(restart: wire.Restart) -> bool:
+        return restart.reason != wire.LINEAGE_LOST or restart.rollout_id not in known
+
     return {
-        name: evolve(
-            report, restarts=tuple(r for r in report.restarts if r.rollout_id not in known)
-        )
+        name: evolve(report, restarts=tuple(filter(stands, report.restarts)))
         for name, report in policies.items()
     }
 
