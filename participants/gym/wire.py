@@ -42,13 +42,23 @@ LEASE_EXPIRED, PARKED = "lease_expired", "checkpoint_parked"
 STALE_ATTEMPT, LINEAGE_LOST = "stale_attempt", "lineage_lost"
 REVISION_MISMATCH, NO_CONTINUATION = "revision_mismatch", "no_continuation"
 REPLAY_MISMATCH, UNCERTAIN, BUSY = "replay_mismatch", "uncertain", "busy"
+NOT_PARKED = "not_parked"  # a reason to start over: it was still under way at the deadline
 UNAUTHORIZED, BAD_REQUEST, BAD_STATE = "unauthorized", "bad_request", "invalid_checkpoint_state"
 IO_ERROR = "io_error"  # 500: the disk failed, or the capture sink did
+NO_ROUTE, TOO_LARGE = "no_route", "too_large"  # 404, 413
 
 
 def capture_key(rollout_id: str, attempt_index: int) -> str:
     """`p7_g2` for run 0, `p7_g2-a1` for run 1: the key of a run in ledgers and row names."""
     return rollout_id if attempt_index == 0 else f"{rollout_id}-a{attempt_index}"
+
+
+def call_number(call_id: str) -> int:
+    """3 for `call-3`. Raises ValueError on anything else."""
+    digits = call_id.removeprefix("call-")
+    if call_id != f"call-{digits}" or not digits.isascii() or not digits.isdigit():
+        raise ValueError(f"{call_id[:80]!r} is not a model call such as 'call-3'")
+    return int(digits)
 
 
 @frozen(order=True)
@@ -66,6 +76,8 @@ class RunId:
     def parse(cls, text: str) -> RunId:
         """Raises ValueError on anything but `<int>.<int>`."""
         incarnation, _, attempt = text.partition(".")
+        if not (text.isascii() and incarnation.isdigit() and attempt.isdigit()):
+            raise ValueError(f"{text[:80]!r} is not a run such as '3.0'")
         return cls(int(incarnation), int(attempt))
 
 

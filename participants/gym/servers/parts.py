@@ -1,0 +1,68 @@
+"""A Gym server's part of a snapshot: packed JSONL files below the server's own root (F2, F5)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from attrs import frozen
+
+from fsm.outcome import Refused, SnapshotRejected
+from fsm.storing import FileEntry
+from participants.gym import wire
+from storage.part import PartFolder, SavedFolder
+
+Records = dict[str, list[Any]]  # file name without .jsonl: its records
+
+
+@frozen
+class Export:
+    """What a part hands out at commit (H4). `records` may be lazy, but over data that no longer
+    changes: they are encoded in another thread while the server goes on."""
+
+    records: Mapping[str, Iterable[Any]]
+    report: wire.Report
+
+
+def place_of(kind: str, name: str) -> str:
+    """Where a server's files are in a snapshot. Raises ValueError for a name that is no folder."""
+    return f"gym/{kind}/{name}"
+
+
+def write_part(
+    root: Path, folder: str, place: str, records: Mapping[str, Iterable[Any]], stop: threading.Event
+) -> tuple[FileEntry, ...]:
+    """Write and fsync every file. Runs in a thread.
+
+    stop: set when the hold has ended; the part is left unfinished then and `Refused` raised.
+    """
+    try:
+        target = PartFolder(root, folder, place)
+    except ValueError as error:
+        raise Refused(wire.BAD_REQUEST, str(error)) from None
+    with target as part:
+        for name, rows in records.items():
+            write = part.records(name)
+            for row in rows:
+                if stop.is_set():
+                    raise Refused(wire.STALE_FENCE, "the hold ended while the part was written")
+                write(row)
+    return part.files
+
+
+def read_part(root: Path, snapshot: str, place: str, files: tuple[FileEntry, ...]) -> Records:
+    """Every file of a part, with its digests checked. Runs in a thread.
+
+    Raises Refused(invalid_checkpoint_state), naming the file and the reason.
+    """
+    try:
+        saved = SavedFolder(root, snapshot, place, files)
+    except ValueError as error:
+        raise Refused(wire.BAD_REQUEST, str(error)) from None
+    try:
+        names = [entry.path.removeprefix(f"{place}/") for entry in saved.files()]
+        return {name.removesuffix(".jsonl"): list(saved.records(name[:-6])) for name in names}
+    except (SnapshotRejected, ValueError) as error:
+        raise Refused(wire.BAD_STATE, str(error)) from error

@@ -1,0 +1,27 @@
+"""One Gym server as a process."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from typing import Any
+
+PORT_IN_USE = 2  # exit code
+
+
+def serve(app: Any, host: str, port: int) -> None:
+    """Serve an ASGI app until the process is told to stop. One worker: state is per process.
+
+    host: an interface of the cluster's private network; never all of them. A port that is taken
+    ends the process with one line on stderr and exit code 2.
+    """
+    import uvicorn
+
+    try:
+        listener = socket.create_server((host, port), backlog=2048)
+    except OSError as error:
+        sys.stderr.write(f"cannot listen on {host}:{port}: {error.strerror}; choose another port\n")
+        raise SystemExit(PORT_IN_USE) from None
+    config = uvicorn.Config(app, log_level="warning", access_log=False, workers=1)
+    with listener:
+        uvicorn.Server(config).run(sockets=[listener])
