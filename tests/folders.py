@@ -18,7 +18,13 @@ PART = "gym/agent/agent0"
 def body(step: int | None = 0, **changes: Any) -> dict[str, Any]:
     anchor = None if step is None else Anchor(step, "weights")
     facts = {"tq": {"rows": 3}}
-    given = {"topology": TOPOLOGY, "config": {}, "anchor": anchor, "formats": FORMATS, "facts": facts}
+    given = {
+        "topology": TOPOLOGY,
+        "config": {},
+        "anchor": anchor,
+        "formats": FORMATS,
+        "facts": facts,
+    }
     return given | changes
 
 

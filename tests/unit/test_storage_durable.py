@@ -28,7 +28,7 @@ def test_an_existing_file_is_never_overwritten(tmp_path: Path) -> None:
 
 
 def test_errors_name_step_and_path_and_keep_their_class(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="list directory.*nowhere") as caught:
+    with pytest.raises(FileNotFoundError, match=r"list directory.*nowhere") as caught:
         durable.names_in(tmp_path / "nowhere")
     assert caught.value.errno == errno.ENOENT
 

@@ -43,7 +43,7 @@ def test_the_holder_of_the_lock_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("place", ["file/root", "missing/root", "file"])
 def test_a_root_that_cannot_be_used_gives_one_clear_error(tmp_path: Path, place: str) -> None:
     (tmp_path / "file").write_text("x")
-    with pytest.raises(OSError, match="cannot use the snapshot root.*must be writable") as caught:
+    with pytest.raises(OSError, match=r"cannot use the snapshot root.*must be writable") as caught:
         asyncio.run(FolderStore(tmp_path / place).open())
     assert caught.value.filename == str(tmp_path / place)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
@@ -63,7 +63,13 @@ def test_unpublished_folders_are_swept_and_unknown_ones_never(tmp_path: Path) ->
         store = await root_with(root, 1)
         await sealed(store)
         await store.close()
-        strangers = ["tmp_mine", "trash_mine", "snapshot_old", "notes", "tmp_000001-000001_0123abcd\n"]
+        strangers = [
+            "tmp_mine",
+            "trash_mine",
+            "snapshot_old",
+            "notes",
+            "tmp_000001-000001_0123abcd\n",
+        ]
         for name in [*strangers, "trash_snapshot_000001-000009_0123abcd"]:
             (root / name / "inside").mkdir(parents=True)
         store = await gone_on(root)
@@ -257,7 +263,9 @@ def test_a_file_that_nobody_entered_stops_the_seal(tmp_path: Path) -> None:
         async with draft.part("tq") as part:
             (part.path / "rows.pkl").write_bytes(b"x")
             part.adopt()
-        await store.seal(draft, {"topology": {}, "config": {}, "anchor": None, "formats": {}, "facts": {}})
+        await store.seal(
+            draft, {"topology": {}, "config": {}, "anchor": None, "formats": {}, "facts": {}}
+        )
         await store.close()
 
     asyncio.run(main())
@@ -278,7 +286,9 @@ def test_order_of_publish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         draft = await sealed(store)
         await store.publish(draft)
         await store.close()
-        tail = [step.replace(draft.name, "tmp") for step in seen[seen.index("<manifest_written>") :]]
+        tail = [
+            step.replace(draft.name, "tmp") for step in seen[seen.index("<manifest_written>") :]
+        ]
         assert tail == [
             "<manifest_written>",
             "tmp/gym/agent/agent0",
@@ -370,10 +380,14 @@ def test_a_cancelled_save_leaves_the_thread_to_finish(
 # -- for the command line ------------------------------------------------------------------------
 
 
+def _times(root: Path) -> list[tuple[str, int]]:
+    return sorted((str(path), path.stat().st_mtime_ns) for path in root.rglob("*"))
+
+
 def test_looking_needs_no_lock_and_changes_nothing(tmp_path: Path) -> None:
     async def main() -> None:
         store = await root_with(tmp_path, 2)
-        before = sorted((str(path), path.stat().st_mtime_ns) for path in tmp_path.rglob("*"))
+        before = _times(tmp_path)
         first, second = list_snapshots(tmp_path)
         assert (first.id, first.parent, first.problem) == ("snapshot_000001-000001", None, None)
         assert (second.id, second.parent) == ("snapshot_000001-000002", first.id)
@@ -381,7 +395,7 @@ def test_looking_needs_no_lock_and_changes_nothing(tmp_path: Path) -> None:
         manifest = verify_snapshot(tmp_path / second.id)
         assert manifest == read_manifest(tmp_path / second.id)
         assert manifest.counts == {"files": 3, "bytes": second.size_bytes}
-        assert before == sorted((str(path), path.stat().st_mtime_ns) for path in tmp_path.rglob("*"))
+        assert _times(tmp_path) == before
         await store.close()
 
     asyncio.run(main())

@@ -61,7 +61,10 @@ BAD = {
     "a key twice": (b'{"id": "a",' + encode(MANIFEST)[1:], "the same key twice: id"),
     "deep nesting": (b"[" * 100_000, "nested too deeply"),
     "a number too long": (b'{"n": ' + b"1" * 5_000 + b"}", "digits"),
-    "an older schema": (changed(schema_version=0), "schema version 0; this program reads version 1"),
+    "an older schema": (
+        changed(schema_version=0),
+        "schema version 0; this program reads version 1",
+    ),
     "a newer schema": (changed(schema_version=2), "schema version 2; this program reads version 1"),
     "no schema": (b"{}", "schema version None"),
     "an unknown key": (changed(more=1), "digest does not match"),

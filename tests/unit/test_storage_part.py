@@ -57,7 +57,10 @@ def test_only_ids_and_plain_names_are_opened(root: Path, name: str) -> None:
     for snapshot, part in ((name, PART), (SNAPSHOT, name)):
         with pytest.raises(ValueError, match=REFUSED):
             SavedFolder(root, snapshot, part, ())
-    with PartFolder(root, DRAFT, PART) as good, pytest.raises(ValueError, match=f"{REFUSED}|not a path"):
+    with (
+        PartFolder(root, DRAFT, PART) as good,
+        pytest.raises(ValueError, match=f"{REFUSED}|not a path"),
+    ):
         good.document(name, 1)
     made = {path.name for path in root.parent.rglob("*")} - {path.name for path in before}
     assert made == {"gym", "agent", "agent0"}
@@ -114,7 +117,10 @@ def test_entries_say_what_is_on_the_disk(root: Path) -> None:
     ]
     for entry in saved.files():
         content = (root / SNAPSHOT / entry.path).read_bytes()
-        assert (len(content), hashlib.sha256(content).hexdigest()) == (entry.size_bytes, entry.sha256)
+        assert (len(content), hashlib.sha256(content).hexdigest()) == (
+            entry.size_bytes,
+            entry.sha256,
+        )
 
 
 def test_records_and_documents_come_back(root: Path) -> None:

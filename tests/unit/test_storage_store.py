@@ -26,7 +26,9 @@ def run(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Scenario], 
 
     def start(**options: Any) -> Store:
         on_disk = request.param == "folder"
-        store = FolderStore(tmp_path / "root", **options) if on_disk else MemoryStore(disk, **options)
+        store = (
+            FolderStore(tmp_path / "root", **options) if on_disk else MemoryStore(disk, **options)
+        )
         made.append(store)
         return store
 
@@ -223,7 +225,7 @@ def test_an_error_in_a_part_poisons_the_draft(run: Callable[[Scenario], None]) -
         with pytest.raises(ZeroDivisionError):
             async with draft.part("tq"):
                 _ = 1 / 0
-        with pytest.raises(OSError, match="cannot be sealed.*ZeroDivisionError"):
+        with pytest.raises(OSError, match=r"cannot be sealed.*ZeroDivisionError"):
             await store.seal(draft, {})
 
     run(scenario)
