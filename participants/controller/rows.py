@@ -39,19 +39,26 @@ def digest(value: Any) -> str:
 
 
 def assemble(calls: Sequence[Row], reply: RunReply) -> dict[str, Any]:
-    """One training row: list columns joined in the order of the calls, others one item a call.
+    """One training row: list columns joined in the order of the calls, numbers as one list item
+    a call, texts as a JSON list of them (a row has no list of texts); `result` as JSON text.
 
     calls: the capture rows of the history. Raises ValueError when their columns differ, or the
     result has no numeric `reward`.
     """
-    columns = {frozenset(call) for call in calls}
-    if len(columns) > 1:
+    if len({frozenset(call) for call in calls}) > 1:
         raise ValueError(f"{reply.rollout_id}: capture rows have different columns")
-    row: dict[str, Any] = {name: [] for name in sorted(next(iter(columns), ()))}
-    for call in calls:
-        for name, value in call.items():
-            row[name] += value if isinstance(value, list | tuple) else [value]
-    return row | {"reward": reward(reply), "turns": reply.turns}
+    columns = sorted(calls[0]) if calls else ()
+    row = {name: _joined([call[name] for call in calls]) for name in columns}
+    result = json.dumps(reply.result, sort_keys=True)
+    return row | {"reward": reward(reply), "turns": reply.turns, "result": result}
+
+
+def _joined(values: Sequence[Any]) -> Any:
+    if isinstance(values[0], str):
+        return json.dumps(values)
+    if isinstance(values[0], list | tuple):
+        return [item for value in values for item in value]
+    return list(values)
 
 
 def reward(reply: RunReply) -> float:
