@@ -48,7 +48,9 @@ def resource(given: argparse.Namespace, token: str) -> ASGIApp:
     lake = Lake(given.effects)
     # Inside the wrapper, where its record of answered requests can't undo the damage.
     app = double_effect(lake.app) if given.sabotage else lake.app
-    return ResourceServer(given.name, app, codec=lake, root=given.root, token=token).app
+    return ResourceServer(
+        given.name, app, codec=lake, root=given.root, token=token, reads=["/verify"]
+    ).app
 
 
 def sink_at(where: str, token: str) -> CaptureSink:

@@ -16,7 +16,8 @@ def capture_row(request: bytes, reply: bytes, policy_version: int) -> Row:
     gives none), policy_version, prompt_chars, completion_chars.
 
     Token ids are read from where upstreams put them: `token_ids` and `prompt_token_ids` beside
-    the choice or on top, or tokens of the form `token_id:123`.
+    the choice or on top; or in each token of the logprobs, as `token_id`, as `id` (llama.cpp), or
+    as a text `token_id:123` (vLLM).
     """
     asked, said = _mapping(request), _mapping(reply)
     choice = _first(said.get("choices"))
@@ -56,13 +57,17 @@ def _tokens(choice: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _ids_in(tokens: Iterable[Mapping[str, Any]]) -> list[int]:
-    texts = [str(token.get("token_id", token.get("token", ""))) for token in tokens]
-    digits = [text.removeprefix("token_id:") for text in texts]
-    known = all(
-        digit.isascii() and digit.isdigit() and (text != digit or "token_id" in token)
-        for text, digit, token in zip(texts, digits, tokens, strict=True)
-    )
-    return [int(digit) for digit in digits] if known else []
+    """The id of every token, or none at all."""
+    ids = [_id_of(token) for token in tokens]
+    return [one for one in ids if one is not None] if None not in ids else []
+
+
+def _id_of(token: Mapping[str, Any]) -> int | None:
+    for name in ("token_id", "id"):
+        if type(token.get(name)) is int:
+            return int(token[name])
+    mark, _, digits = str(token.get("token", "")).partition(":")
+    return int(digits) if mark == "token_id" and digits.isascii() and digits.isdigit() else None
 
 
 def _numbers(*candidates: Any) -> list[int]:
