@@ -12,9 +12,6 @@ from quiesce._guard import check_packages
 
 check_packages()
 
-from storage.memory import MemoryStore  # noqa: E402
-from storage.store import FolderStore  # noqa: E402
-
 from fsm.config import EngineConfig as Config  # noqa: E402  after the guard
 from fsm.outcome import (  # noqa: E402
     Aborted,
@@ -40,6 +37,8 @@ from fsm.participant import Attempt, Participant, Restore  # noqa: E402
 from participants.barrier import AsyncBarrier  # noqa: E402
 from participants.memory import Fault, MemoryParticipant  # noqa: E402
 from quiesce.engine import Engine, TooManyFailures  # noqa: E402
+from storage.memory import MemoryStore  # noqa: E402
+from storage.store import FolderStore  # noqa: E402
 
 __all__ = [
     "AbortReason",

@@ -4,7 +4,7 @@ Kinds and their fields, all plain data:
 
 | event | fields |
 |---|---|
-| rollout | rollout, run, turn, state: running, parked, finished, trained or dropped |
+| rollout | rollout, run, state (running, parked, finished, trained, dropped), turn if known |
 | phase | phase: a state of the engine's table |
 | snapshot | outcome: saved, skipped, aborted or unresolved; snapshot, pause_s, phases, reason |
 | process | process, did: started, killed or exited; took_s |

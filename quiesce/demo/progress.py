@@ -55,7 +55,9 @@ class Progress:
 
 def _rollout(progress: Progress, event: Mapping[str, Any]) -> None:
     name = event["rollout"]
-    progress.rollouts[name] = Rollout(name, event["run"], event["turn"], event["state"])
+    known = progress.rollouts.get(name)
+    turn = event.get("turn", known.turn if known is not None else 0)
+    progress.rollouts[name] = Rollout(name, event["run"], turn, event["state"])
 
 
 def _phase(progress: Progress, event: Mapping[str, Any]) -> None:

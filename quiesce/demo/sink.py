@@ -6,10 +6,14 @@ TransferQueue neither is needed: its sink joins the cluster itself.
 
 from __future__ import annotations
 
+import asyncio
 import hmac
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
+import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse
@@ -70,6 +74,23 @@ def receiver(plane: CaptureSink, token: str) -> Starlette:
         return JSONResponse({})
 
     return Starlette(routes=[Route(PATH, put, methods=["POST"])])
+
+
+@asynccontextmanager
+async def serving(plane: CaptureSink, token: str, port: int) -> AsyncIterator[str]:
+    """`receiver` on 127.0.0.1, in this event loop; yields its URL."""
+    config = uvicorn.Config(
+        receiver(plane, token), host="127.0.0.1", port=port, log_level="warning", lifespan="off"
+    )
+    server = uvicorn.Server(config)
+    task = asyncio.ensure_future(server.serve())
+    try:
+        while not server.started and not task.done():  # noqa: ASYNC110  uvicorn has no event
+            await asyncio.sleep(0.01)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        await task
 
 
 def _refusal(status: int, code: str, detail: str) -> JSONResponse:
