@@ -15,9 +15,9 @@ import httpx
 from attrs import evolve
 
 from fsm.outcome import NotReleased, Refused
-from fsm.storing import Fence
 from participants.gym import merge, wire
 from participants.gym.client import GymClient, GymServer, past_failures, together
+from participants.gym.told import Told
 
 M = TypeVar("M", bound=wire.Control)
 Reports = dict[str, wire.Report]  # by name of server
@@ -238,36 +238,6 @@ class NemoGymActor:
             silent |= await past_failures({one.name: let_go(one, timed) for one in servers})
         if silent:
             raise NotReleased(frozenset(silent), "; ".join(map(str, silent.values())))
-
-
-class Told:
-    """Which servers know of the hold with this fence, and which of them confirmed it (S6)."""
-
-    def __init__(self) -> None:
-        self._fence: Fence | None = None
-        self._servers: dict[str, bool] = {}  # told, and did it confirm its hold?
-
-    def telling(self, fence: Fence, name: str) -> None:
-        if fence != self._fence:
-            self._fence, self._servers = fence, {}  # a newer hold ends the older (H1)
-        self._servers.setdefault(name, False)
-
-    def confirmed(self, fence: Fence, name: str) -> None:
-        if fence == self._fence and name in self._servers:
-            self._servers[name] = True
-
-    def released(self, fence: Fence, name: str) -> None:
-        if fence == self._fence:
-            self._servers.pop(name, None)
-
-    def holding(self, fence: Fence) -> list[str]:
-        if fence != self._fence:
-            return []
-        return [name for name, confirmed in self._servers.items() if confirmed]
-
-    def targets(self, fence: Fence, everybody: Iterable[str]) -> frozenset[str]:
-        """Whom a release must reach. An actor that started afresh knows of nobody: everybody."""
-        return frozenset(self._servers if fence == self._fence else everybody)
 
 
 class _Clock:
