@@ -12,6 +12,7 @@ from fsm.outcome import (
     Cause,
     InvariantError,
     Refused,
+    SnapshotRejected,
     Unavailable,
 )
 from fsm.participant import Attempt, Participant, Restore, hook_of, ranks
@@ -51,6 +52,7 @@ _MEANING: tuple[tuple[type[BaseException], str, AbortReason], ...] = (
     (TrainerMoved, FAILED, AbortReason.TRAINER_MOVED),
     (Unavailable, FAILED, AbortReason.UNAVAILABLE),
     (Refused, FAILED, AbortReason.REFUSED),
+    (SnapshotRejected, FAILED, AbortReason.REFUSED),
     (TimeoutError, FAILED, AbortReason.TIMEOUT),
     (asyncio.CancelledError, FAILED, AbortReason.CANCELLED),
     (OSError, FAILED, AbortReason.IO_ERROR),

@@ -2,8 +2,8 @@
 
 A participant overrides the hooks it needs; the engine skips the others. Hooks are coroutines.
 They answer by returning (done), by raising `Refused` (no, and why), `Unavailable` (a server is
-away), `OSError` or `TimeoutError` (I/O). Anything else that they raise is a bug and reaches the
-trainer as `InvariantError`, after everyone has been released.
+away), `SnapshotRejected` (in a restore), `OSError` or `TimeoutError` (I/O). Anything else that
+they raise is a bug and reaches the trainer as `InvariantError`, after everyone has been released.
 """
 
 from __future__ import annotations

@@ -159,11 +159,13 @@ class DataPlanePart(Participant):
         self._loading: Fence | None = None  # the restore that began to fill the plane
 
     async def cut(self, attempt: Attempt) -> Facts:
-        """Every row that a parked rollout names has to be there, or its history is lost (S3)."""
+        """Every row that an unfinished rollout names has to be there, or its history is lost (S3).
+        The rows of one that the ledger has sealed are cleared before Gym forgets its result."""
         held = await self._list()
+        sealed = frozenset(attempt.facts.get("controller", {}).get("_settled", ()))
         for rollout, rows in attempt.facts.get("gym", {}).get("_rows", {}).items():
             for key in rows:
-                if key not in held.capture:
+                if key not in held.capture and rollout not in sealed:
                     raise row_missing(CAPTURE, key, f"rollout {rollout!r}")
         if half_born := held.half_born_names():
             _log.warning("rows without commit mark in the cut: %s", ", ".join(half_born))

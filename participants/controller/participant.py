@@ -89,8 +89,8 @@ class Controller(Participant):
             gym=restore.facts.get("gym", {}),
             data_plane=restore.facts.get("data_plane", {}),
         )
-        records = await restore.in_thread(partial(_read, restore.saved()))
         try:
+            records = await restore.in_thread(partial(_read, restore.saved()))
             loaded = await self.rl.load(records, found)
         except ValueError as error:
             raise SnapshotRejected(snapshot.id, self.name, str(error)) from error
@@ -107,9 +107,12 @@ class Controller(Participant):
     @classmethod
     def inspect(cls, saved: SavedPart) -> Mapping[str, Any]:
         """Where every prompt was at the cut. Raises SnapshotRejected for missing records."""
-        records = _read(saved)
-        counts = saved.document(INDEX)["counts"]
-        return {"records": {name: len(lines) for name, lines in records.items()}, "counts": counts}
+        try:
+            _read(saved)
+        except ValueError as error:
+            raise SnapshotRejected(str(saved.path), cls.name, str(error)) from error
+        index: Mapping[str, Any] = saved.document(INDEX)
+        return index
 
 
 def _write(part: PartWriter, records: Records, index: Mapping[str, Any]) -> None:
@@ -121,12 +124,10 @@ def _write(part: PartWriter, records: Records, index: Mapping[str, Any]) -> None
 
 
 def _read(saved: SavedPart) -> dict[str, list[Any]]:
-    """Every record that the index names. Raises SnapshotRejected when one is missing."""
+    """Every record that the index names. Raises ValueError when one is missing."""
     index = saved.document(INDEX)
     records = {name: list(saved.records(name)) for name in index["records"]}
     for name, count in index["records"].items():
         if len(records[name]) != count:
-            raise SnapshotRejected(
-                str(saved.path), f"{name}.jsonl", f"holds {len(records[name])} of {count} records"
-            )
+            raise ValueError(f"{name}.jsonl holds {len(records[name])} of {count} records")
     return records
