@@ -62,14 +62,19 @@ class Upstream:
 
 
 class Counter:
-    """The environment: one number for each rollout, and its codec."""
+    """The environment: one number for each rollout, and its codec. Calls of the rollout `slow`
+    wait for `go_on`."""
 
     def __init__(self) -> None:
         self.counts: dict[str, int] = {}
+        self.slow, self.waits, self.go_on = "", asyncio.Event(), asyncio.Event()
         self.app = Starlette(routes=[Route("/add", self.add, methods=["POST"])])
 
     async def add(self, request: Request) -> JSONResponse:
         rollout = request.headers[wire.ROLLOUT]
+        if rollout == self.slow:
+            self.waits.set()
+            await self.go_on.wait()
         self.counts[rollout] = self.counts.get(rollout, 0) + 1
         return JSONResponse({"count": self.counts[rollout]})
 
@@ -98,9 +103,7 @@ async def loop(task: dict[str, Any], http: httpx.AsyncClient) -> dict[str, Any]:
 class World:
     """All processes of one incarnation: Gym's servers, the model, the trainer's engine."""
 
-    def __init__(
-        self, root: Path, sink: MemoryDataPlane, *, prepare_timeout_s: float = 10.0
-    ) -> None:
+    def __init__(self, root: Path, sink: MemoryDataPlane, **config: Any) -> None:
         self.upstream, self.counter, self.sink = Upstream(), Counter(), sink
         self.ports = Ports(dict.fromkeys([*NAMES, "upstream"]))
         urls = self.ports.urls
@@ -121,8 +124,7 @@ class World:
         self.store = FolderStore(root)
         self.controller = LastToDrain(self.upstream)
         participants = [Gym([self.actor]), self.controller]
-        config = EngineConfig(prepare_timeout_s=prepare_timeout_s)
-        self.engine = SnapshotEngine(config, self.store, participants)
+        self.engine = SnapshotEngine(EngineConfig(**config), self.store, participants)
 
     @contextlib.asynccontextmanager
     async def up(self) -> AsyncIterator[World]:
@@ -275,5 +277,56 @@ def test_a_model_that_does_not_answer_aborts_and_everyone_goes_on(tmp_path: Path
             world.upstream.may_answer.set()
             replies = await asyncio.gather(*runs)
             assert [reply.result for reply in replies] == [expected(name) for name in ROLLOUTS]
+
+    run(main)
+
+
+def test_drain_none_does_not_wait_for_the_model(tmp_path: Path) -> None:
+    """The rollout stands at its last finished turn; once restored, it asks the model again."""
+
+    async def main() -> None:
+        sink = MemoryDataPlane()
+        first = World(tmp_path / "root", sink, drain="none")
+        first.controller.answers = False
+        async with first.up():
+            runs = await first.until_all_wait()
+            assert isinstance(await first.engine.save(), Saved)
+            first.upstream.may_answer.set()
+            replies = await asyncio.gather(*runs)
+            assert [reply.result for reply in replies] == [expected(name) for name in ROLLOUTS]
+            assert first.upstream.calls.count(("p7_g2", 2)) == 1
+
+        second = World(tmp_path / "root", sink)
+        second.upstream.may_answer.set()
+        async with second.up():
+            await second.engine.restore()
+            place = second.controller.gym["_continuations"]["p7_g2"]
+            assert place["last_call"] == "call-1"
+            reply = await second.start("p7_g2", 1, expect="continuation", expect_call="call-1")
+            assert reply.result == expected("p7_g2")
+            assert second.upstream.calls == [("p7_g2", 2), ("p7_g2", 3)]
+            assert reply.rows == rows_of("p7_g2", 0, 1, 1)
+
+    run(main)
+
+
+def test_a_straggler_in_a_tool_is_left_out_and_named(tmp_path: Path) -> None:
+    async def main() -> None:
+        world = World(
+            tmp_path / "root", MemoryDataPlane(), prepare_timeout_s=1.0, straggler="start_over"
+        )
+        world.counter.slow = "p7_g2"
+        world.upstream.may_answer.set()
+        async with world.up():
+            await world.engine.open()
+            runs = [world.start("p7_g2")]
+            await world.counter.waits.wait()
+            outcome = await world.engine.save()
+            assert isinstance(outcome, Saved), outcome
+            assert outcome.facts["gym"]["continuations"] == 0
+            assert outcome.facts["gym"]["restarts"].keys() == {"p7_g2"}
+            world.counter.go_on.set()
+            (reply,) = await asyncio.gather(*runs)
+            assert reply.result == expected("p7_g2")
 
     run(main)
