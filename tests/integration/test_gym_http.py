@@ -21,7 +21,7 @@ from starlette.routing import Route
 
 from fsm.config import EngineConfig
 from fsm.engine import SnapshotEngine
-from fsm.outcome import Aborted, Saved
+from fsm.outcome import Aborted, Refused, Saved
 from fsm.participant import Attempt, Facts, Participant, Restore
 from participants.gym import wire
 from participants.gym.actor import NemoGymActor
@@ -33,7 +33,7 @@ from participants.gym.servers.policy import PolicyServer
 from participants.gym.servers.resource import ResourceServer
 from participants.memory_data_plane import MemoryDataPlane
 from storage.store import FolderStore
-from tests.gym_support import run
+from tests.gym_support import run, until
 from tests.integration.http_support import Ports, served
 
 TURNS = 3
@@ -109,9 +109,10 @@ class World:
         urls = self.ports.urls
         targets = {"policy": urls["policy"], "tools": urls["tools"]}
         self.network = httpx.AsyncHTTPTransport()  # between servers; closed with the world
+        self.agent = AgentServer("agent0", loop, targets, root, TOKEN, inner=self.network)
         self.apps = {
             "upstream": self.upstream.app,
-            "agent0": AgentServer("agent0", loop, targets, root, TOKEN, inner=self.network).app,
+            "agent0": self.agent.app,
             "policy": PolicyServer(
                 "policy", urls["upstream"], sink, root, TOKEN, inner=self.network
             ).app,
@@ -119,9 +120,15 @@ class World:
                 "tools", self.counter.app, codec=self.counter, root=root, token=TOKEN
             ).app,
         }
+        self.root = root
+        self.start_trainer(**config)
+
+    def start_trainer(self, **config: Any) -> None:
+        """A fresh trainer process; the servers live on."""
+        urls = self.ports.urls
         servers = [GymServer(kind, name, urls[name]) for name, kind in NAMES.items()]
         self.actor = NemoGymActor(servers, TOKEN)
-        self.store = FolderStore(root)
+        self.store = FolderStore(self.root)
         self.controller = LastToDrain(self.upstream)
         participants = [Gym([self.actor]), self.controller]
         self.engine = SnapshotEngine(EngineConfig(**config), self.store, participants)
@@ -130,8 +137,11 @@ class World:
     async def up(self) -> AsyncIterator[World]:
         async with served(self.apps, self.ports), contextlib.aclosing(self.network):
             yield self
-            await self.engine.close()
-            await self.actor.close()
+            await self.stop_trainer()
+
+    async def stop_trainer(self) -> None:
+        await self.engine.close()
+        await self.actor.close()
 
     def start(self, rollout: str, attempt: int = 0, **expect: Any) -> asyncio.Task[wire.RunReply]:
         request = wire.RunRequest(
@@ -233,7 +243,7 @@ def test_rollouts_go_on_after_their_last_turn(tmp_path: Path) -> None:
             assert second.counter.counts == {"p7_g2": 3}
 
             # The join dropped the other one everywhere: it may only start over.
-            with pytest.raises(Exception, match=wire.NO_CONTINUATION):
+            with pytest.raises(Refused, match=wire.NO_CONTINUATION):
                 await second.start("p8_g0", 1, expect="continuation", expect_call="call-2")
 
     run(main)
@@ -328,5 +338,39 @@ def test_a_straggler_in_a_tool_is_left_out_and_named(tmp_path: Path) -> None:
             world.counter.go_on.set()
             (reply,) = await asyncio.gather(*runs)
             assert reply.result == expected("p7_g2")
+
+    run(main)
+
+
+def test_servers_that_lived_on_close_the_old_runs(tmp_path: Path) -> None:
+    """Only the trainer died: its runs go on in the servers until the restore ends them (R4)."""
+
+    async def main() -> None:
+        world = World(tmp_path / "root", MemoryDataPlane())
+        async with world.up():
+            runs = await world.until_all_wait()
+            assert isinstance(await world.engine.save(), Saved)
+            await asyncio.gather(*runs)
+            world.counter.slow = "p5_g0"
+            lost = world.start("p5_g0")
+            await world.counter.waits.wait()
+            old_actor, old_incarnation = world.actor, world.store.incarnation
+            await world.engine.close()
+
+            world.start_trainer()
+            restoring = asyncio.create_task(world.engine.restore())
+            await until(lambda: world.agent.gate.closed)
+            world.counter.go_on.set()  # fencing waits for the tool, and lets no further call begin
+            await restoring
+            assert world.store.incarnation == old_incarnation + 1
+            with pytest.raises(Refused) as caught:
+                await lost
+            assert caught.value.code == wire.STALE_ATTEMPT
+            await old_actor.close()
+
+            # The sessions are those of the snapshot again, not those of the work since then.
+            reply = await world.start("p7_g2", 1, expect="continuation", expect_call="call-2")
+            assert reply.result == expected("p7_g2")
+            assert (reply.turns, reply.replayed) == (3, 2)
 
     run(main)
