@@ -187,6 +187,32 @@ def test_a_name_that_is_taken_is_left_alone(tmp_path: Path, thing: str) -> None:
     asyncio.run(main())
 
 
+def test_a_rename_that_lands_late_is_seen(tmp_path: Path) -> None:
+    """S2: a network file system reports an error, and renames between our look and our claim."""
+
+    async def main() -> None:
+        store = await root_with(tmp_path, 1)
+        draft = await sealed(store)
+        rename = durable.rename_noreplace
+        asked: list[tuple[Path, Path]] = []
+
+        def late(source: Path, target: Path) -> None:
+            asked.append((source, target))
+            if len(asked) == 1:
+                raise OSError(errno.ESTALE, "injected")
+            rename(*asked[0])
+            rename(source, target)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(durable, "rename_noreplace", late)
+            assert await store.publish(draft) == Publication(published=True, durable=True)
+        assert [target.name[:5] for _, target in asked] == ["snaps", "trash"]
+        await store.close()
+        assert await newest_id(tmp_path) == draft.id
+
+    asyncio.run(main())
+
+
 def test_publish_looks_until_it_knows(tmp_path: Path) -> None:
     """S2: while the disk cannot be seen there is no answer; closing does not wait for one."""
 
