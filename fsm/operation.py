@@ -16,6 +16,7 @@ from fsm.outcome import (
     Unavailable,
 )
 from fsm.participant import Attempt, Participant, Restore, hook_of, ranks
+from fsm.run import being_cancelled
 from fsm.save import CLAIMED, FAILED, HOLD_LOST
 from fsm.storing import Fence
 from fsm.trace import Trace
@@ -156,10 +157,12 @@ class Operation:
             if name in HOLDING_HOOKS:
                 self.holding[participant.name] = participant
             return answer
-        except asyncio.CancelledError:
-            outcome = "cancelled"
-            raise
         except BaseException as error:
+            # A hook that raises CancelledError by itself has failed; a task group would take it
+            # for an answer, and publish without that part.
+            if isinstance(error, asyncio.CancelledError) and being_cancelled():
+                outcome = "cancelled"
+                raise
             outcome = repr(error)
             self._note_bug(name, error)
             raise HookFailed(participant.name, name, error) from error

@@ -93,7 +93,7 @@ class Run:
         try:
             await self._steps.of[step]()
         except BaseException as error:
-            if isinstance(error, asyncio.CancelledError) and _being_cancelled():
+            if isinstance(error, asyncio.CancelledError) and being_cancelled():
                 raise
             name, cause = self._steps.judge(step, error)
             self._inbox.put_nowait(Event(name, cause, epoch))
@@ -150,7 +150,7 @@ class Run:
             self._steps.left_behind(step, task)
 
 
-def _being_cancelled() -> bool:
+def being_cancelled() -> bool:
     """Told apart from a step that raises CancelledError by itself, which is a failure."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
