@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from typing import Any
 
 from attrs import frozen
@@ -108,7 +109,7 @@ class SnapshotEngine:
         if self._lock.locked():
             return Skipped(SkipReason.ATTEMPT_IN_PROGRESS)
         async with self._lock:
-            return await self._save()
+            return await self._attempt()
 
     @asynccontextmanager
     async def exclusive(self, what: str) -> AsyncIterator[list[SaveOutcome]]:
@@ -118,7 +119,7 @@ class SnapshotEngine:
         async with self._lock:
             log.debug("exclusive: %s", what)
             yield outcomes
-            outcomes.append(await self._save())
+            outcomes.append(await self._attempt())
 
     @contextmanager
     def hold_off(self, why: str) -> Iterator[None]:
@@ -168,7 +169,8 @@ class SnapshotEngine:
 
     # -- save ----------------------------------------------------------------------------------
 
-    async def _save(self) -> SaveOutcome:
+    async def _attempt(self) -> SaveOutcome:
+        """One attempt, with the lock held."""
         await self.open()
         trace = Trace(SAVE.name, asyncio.get_running_loop().time)
         operation = Operation("save", self.participants, trace)
@@ -195,7 +197,11 @@ class SnapshotEngine:
         operation.label = f"save-{operation.fence.incarnation}-{operation.fence.sequence}"
         attempt = Saving(self._setting, operation, anchor, self._last_saved)
         try:
-            await attempt.preflight()
+            async with asyncio.timeout(self.config.prepare_timeout_s):
+                await attempt.preflight()
+        except TimeoutError as late:
+            detail = f"preflight took longer than {self.config.prepare_timeout_s:g} s"
+            raise Skip(SkipReason.PARTICIPANT, detail) from late
         except HookFailed as failed:
             if isinstance(failed.__cause__, Skip):
                 raise failed.__cause__ from None
@@ -305,9 +311,14 @@ class SnapshotEngine:
             return operation.until_s
 
         steps = Steps(
-            performing.steps(), self._judge, deadline, self._leave_behind, frozenset({"publish"})
+            performing.steps(),
+            partial(self._judge, operation),
+            deadline,
+            self._leave_behind,
+            frozenset({"publish"}),
         )
         run = Run(table, steps, operation.trace)
+        self._rejected = None
         performing.post = run.post
         self._running, self.last_trace = (run, operation), operation.trace
         try:
@@ -319,11 +330,12 @@ class SnapshotEngine:
                 self._keep(thread)
         return run
 
-    def _judge(self, step: str, error: BaseException) -> tuple[str, Cause]:
+    def _judge(self, operation: Operation, step: str, error: BaseException) -> tuple[str, Cause]:
         if isinstance(error, SnapshotRejected):
             self._rejected = error
         elif isinstance(error, HookFailed) and isinstance(error.__cause__, SnapshotRejected):
             self._rejected = error.__cause__
+        operation.note_bug(step, error)
         return judge(step, error)
 
     def _leave_behind(self, step: str, task: asyncio.Task[None]) -> None:

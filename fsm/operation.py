@@ -17,7 +17,7 @@ from fsm.outcome import (
 )
 from fsm.participant import Attempt, Participant, Restore, hook_of, ranks
 from fsm.run import being_cancelled
-from fsm.save import CLAIMED, FAILED, HOLD_LOST
+from fsm.save import CLAIMED, FAILED, HOLD_LOST, LATE
 from fsm.storing import Fence
 from fsm.trace import Trace
 
@@ -67,10 +67,13 @@ def judge(step: str, error: BaseException) -> tuple[str, Cause]:
     if isinstance(error, HookFailed) and error.__cause__ is not None:
         participant, error = error.participant, error.__cause__
     code = error.code if isinstance(error, Refused) else ""
+    # S2: an error of publish says nothing about the rename; its outcome is unknown.
+    failed = LATE if step == "publish" else FAILED
     for kind, event, reason in _MEANING:
         if isinstance(error, kind):
-            return event, Cause(step, reason, participant, str(error) or kind.__name__, code)
-    return FAILED, Cause(step, AbortReason.BUG, participant, repr(error), code)
+            cause = Cause(step, reason, participant, str(error) or kind.__name__, code)
+            return (failed if event == FAILED else event), cause
+    return failed, Cause(step, AbortReason.BUG, participant, repr(error), code)
 
 
 class Operation:
@@ -164,14 +167,15 @@ class Operation:
                 outcome = "cancelled"
                 raise
             outcome = repr(error)
-            self._note_bug(name, error)
+            self.note_bug(name, error)
             raise HookFailed(participant.name, name, error) from error
         finally:
             self.waiting.pop(participant.name, None)
             took_s = self.trace.clock() - begun_s
             self.trace.add("call", f"{participant.name}.{name}", outcome=outcome, took_s=took_s)
 
-    def _note_bug(self, step: str, error: BaseException) -> None:
+    def note_bug(self, step: str, error: BaseException) -> None:
+        """Keep the first one: it is raised once everybody has been released (S9)."""
         if judge(step, error)[1].reason is AbortReason.BUG and self.bug is None:
             self.bug = error
 
