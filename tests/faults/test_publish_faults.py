@@ -18,7 +18,7 @@ from storage import durable, publish
 from storage.reader import list_snapshots, verify_snapshot
 from storage.store import FolderStore
 from tests.faults.disk import FaultyDisk
-from tests.folders import folders, gone_on, newest_id, root_with, save, sealed
+from tests.folders import body, folders, gone_on, newest_id, root_with, save, sealed
 
 OLD, NEW = "snapshot_000001-000001", "snapshot_000002-000002"
 MOST_OPERATIONS = 400  # a run has about 100; more means that a loop does not end
@@ -123,6 +123,26 @@ def test_a_failed_fsync_of_data_ends_the_draft(tmp_path: Path) -> None:
                 await store.seal(draft, {})
         await store.discard(draft)
         assert folders(tmp_path, "tmp") == []
+        await store.close()
+
+    asyncio.run(main())
+
+
+def test_a_failed_seal_is_not_tried_again(tmp_path: Path) -> None:
+    """F1: the second fsync would succeed, and the data may be gone."""
+
+    async def main() -> None:
+        store = await root_with(tmp_path, 1)
+        draft = await store.begin(await store.fence())
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(durable, "fsync_tree", _raise)
+            with pytest.raises(OSError, match="injected"):
+                await store.seal(draft, body())
+        (tmp_path / draft.name / "manifest.json").unlink()
+        with pytest.raises(OSError, match=r"cannot be sealed: sealing ended with .*injected"):
+            await store.seal(draft, body())
+        with pytest.raises(OSError, match="cannot be sealed"):
+            await store.publish(draft)
         await store.close()
 
     asyncio.run(main())
