@@ -239,9 +239,7 @@ def drain(fence: Fence, timeout_s: float = 30.0) -> wire.Drain:
 
 
 def commit(fence: Fence, continuations: tuple[wire.Continuation, ...] = ()) -> wire.Commit:
-    return wire.Commit(
-        fence=fence, folder=folder_of(fence), continuations=continuations, **TIMED
-    )
+    return wire.Commit(fence=fence, folder=folder_of(fence), continuations=continuations, **TIMED)
 
 
 def release(fence: Fence) -> wire.Release:

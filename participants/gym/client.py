@@ -27,8 +27,7 @@ CONNECT_TIMEOUT_S = 5.0
 REPLY_SLACK_S = (
     5.0  # a drain answers at the end of its own time-out: how long that may be on its way
 )
-# Runs last for hours and have a pool of their own: they must not keep control messages waiting.
-RUN_LIMITS = httpx.Limits(max_connections=10_000, max_keepalive_connections=512)
+ONE_CONNECTION = httpx.Limits(max_connections=1)
 CONTROL_LIMITS = httpx.Limits(max_connections=512, max_keepalive_connections=128)
 
 
@@ -47,7 +46,8 @@ class GymServer:
 class GymClient:
     """HTTP calls to a list of servers; one method per operation of the wire.
 
-    token: bearer token of the control routes. transport: in place of the network, for tests.
+    token: bearer token of the control routes. transport: in place of the network, for tests; one
+    that does not mind being closed.
     Raises ValueError for two servers of one name, or an unknown kind.
     """
 
@@ -62,23 +62,25 @@ class GymClient:
         self.servers = {server.name: server for server in _checked(servers)}
         self._pauses_s = (*retry_pauses_s, None)
 
-        def pool(limits: httpx.Limits) -> httpx.AsyncClient:
-            return httpx.AsyncClient(
-                transport=transport,
-                limits=limits,
-                timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S),
-                headers={"authorization": f"Bearer {token}"},
-                trust_env=False,  # Gym servers are neighbours: never through a proxy
-            )
+        self._transport, self._token = transport, token
+        self._tls = httpx.create_ssl_context()  # shared: making one takes longer than a request
+        self._control = self._connections(CONTROL_LIMITS)
 
-        self._control, self._runs = pool(CONTROL_LIMITS), pool(RUN_LIMITS)
+    def _connections(self, limits: httpx.Limits) -> httpx.AsyncClient:
+        return httpx.AsyncClient(
+            transport=self._transport,
+            verify=self._tls,
+            limits=limits,
+            timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S),
+            headers={"authorization": f"Bearer {self._token}"},
+            trust_env=False,  # Gym servers are neighbours: never through a proxy
+        )
 
     def of(self, kind: wire.Kind) -> tuple[GymServer, ...]:
         return tuple(server for server in self.servers.values() if server.kind == kind)
 
     async def aclose(self) -> None:
         await self._control.aclose()
-        await self._runs.aclose()
 
     # -- one method per operation --------------------------------------------------------------
 
@@ -128,9 +130,14 @@ class GymClient:
         return await self._report(server, wire.RETIRE, message, timeout_s)
 
     async def run(self, server: GymServer, request: wire.RunRequest) -> wire.RunReply:
-        """One rollout, however long it takes. Not repeated here: the sender decides (R7)."""
+        """One rollout, however long it takes. Not repeated here: the sender decides (R7).
+
+        It has a connection of its own: a pool looks at all its connections with every request,
+        which thousands of long runs make slow (and control messages with them).
+        """
         try:
-            answer = await self._runs.post(f"{server.url}/run", json=strict.write(request))
+            async with self._connections(ONE_CONNECTION) as own:
+                answer = await own.post(f"{server.url}/run", json=strict.write(request))
         except httpx.RequestError as error:
             raise _lost(server, "/run", error) from error
         return _read(wire.RunReply, answer, server, "/run")

@@ -42,7 +42,8 @@ LEASE_EXPIRED, PARKED = "lease_expired", "checkpoint_parked"
 STALE_ATTEMPT, LINEAGE_LOST = "stale_attempt", "lineage_lost"
 REVISION_MISMATCH, NO_CONTINUATION = "revision_mismatch", "no_continuation"
 REPLAY_MISMATCH, UNCERTAIN, BUSY = "replay_mismatch", "uncertain", "busy"
-NOT_PARKED = "not_parked"  # a reason to start over: it was still under way at the deadline
+# Reasons to start over: still under way at the deadline; on a server that cannot be saved.
+NOT_PARKED, RESTART_ONLY = "not_parked", "restart_only"
 UNAUTHORIZED, BAD_REQUEST, BAD_STATE = "unauthorized", "bad_request", "invalid_checkpoint_state"
 IO_ERROR = "io_error"  # 500: the disk failed, or the capture sink did
 NO_ROUTE, TOO_LARGE = "no_route", "too_large"  # 404, 413

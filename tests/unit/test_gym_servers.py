@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-from participants.gym import wire
 from tests.gym_world import World, fence, lines, until
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 from uuid import uuid4
@@ -39,6 +39,7 @@ log = logging.getLogger("quiesce.gym.agent")
 Loop = Callable[[dict[str, Any], httpx.AsyncClient], Awaitable[Any]]
 RUN_LIMIT_BYTES = 64 * MIB
 MAX_CLOSED = 65_536  # rollouts of which is remembered that they are over
+MAX_TASKS = 100_000  # runs and messages to neighbours, at the same time
 CLOSE_TIMEOUT_S = 30.0  # for a cancelled loop to end before the next run of its rollout begins
 
 
@@ -69,7 +70,7 @@ class AgentServer:
         if policy not in servers:
             raise ValueError(f"policy {policy!r} is not one of the servers: {', '.join(servers)}")
         self.name, self.mode, self.isolation = name, mode, isolation
-        self._loop, self._instance = loop, uuid4().hex
+        self._loop, self._token, self._instance = loop, token, uuid4().hex
         self._neighbours = Neighbours(
             {name: httpx.URL(url) for name, url in servers.items()},
             _transports(servers, inner),
@@ -128,6 +129,8 @@ class AgentServer:
                 return await asyncio.shield(known.reply)
             if isinstance(known, Kept) and self._is_for(known, request):
                 return self._hand_out(known, request)
+            if len(self._tasks) >= MAX_TASKS:
+                raise Refused(wire.BUSY, f"{MAX_TASKS} runs are under way; start another server")
             if not self.gate.closed:
                 return await asyncio.shield(self._start(request, known).reply)
             await self.gate.until_open()  # H6: it waits at the door
@@ -156,11 +159,14 @@ class AgentServer:
         if older is not None:
             older.end(wire.STALE_ATTEMPT, f"run {request.run} was started")
         self._known[request.rollout_id] = run = Run(request, journal)
-        task = asyncio.create_task(self._execute(run, older))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._detach(self._execute(run, older))
         self.gate.touch()
         return run
+
+    def _detach(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     @staticmethod
     def _journal_for(request: wire.RunRequest, known: Known | None) -> Journal:
@@ -187,7 +193,7 @@ class AgentServer:
         run.loop = asyncio.create_task(self._call_loop(run))
         await asyncio.wait([run.loop])
         run.returned = True
-        self.gate.wake()
+        self.gate.stir()
         await self.gate.until_open()  # H6: no finish is recorded while closed
         if run.over is not None:
             return
@@ -216,29 +222,31 @@ class AgentServer:
     # -- acknowledge, retire -------------------------------------------------------------------
 
     async def _acknowledge(self, message: wire.Acknowledge) -> wire.Report:
-        for result in message.results:
-            known = self._known.get(result.rollout_id)
-            # By digest: after a restore the result has another run number.
-            if isinstance(known, Kept) and known.reply.result_digest == result.result_digest:
-                self._forget(result.rollout_id)
+        self._forget(list({one.rollout_id for one in message.results if self._has(one)}))
         return self.gate.status()
+
+    def _has(self, result: wire.Finished) -> bool:
+        """By digest: after a restore the result has another run number."""
+        known = self._known.get(result.rollout_id)
+        return isinstance(known, Kept) and known.reply.result_digest == result.result_digest
 
     async def _retire(self, message: wire.Retire) -> wire.Report:
-        for rollout_id in message.rollouts:
-            known = self._known.get(rollout_id)
-            if isinstance(known, Run):
-                known.end(wire.STALE_ATTEMPT, "its group was dropped")
-            if known is not None:
-                self._forget(rollout_id)
+        known = {name: self._known[name] for name in message.rollouts if name in self._known}
+        for one in known.values():
+            if isinstance(one, Run):
+                one.end(wire.STALE_ATTEMPT, "its group was dropped")
+        self._forget(list(known))
         return self.gate.status()
 
-    def _forget(self, rollout_id: str) -> None:
-        known = self._known.pop(rollout_id)
-        self._closed[rollout_id] = known.run
-        self._closed.move_to_end(rollout_id)
-        if len(self._closed) > MAX_CLOSED:
+    def _forget(self, rollouts: Sequence[str]) -> None:
+        for rollout_id in rollouts:
+            self._closed[rollout_id] = self._known.pop(rollout_id).run
+            self._closed.move_to_end(rollout_id)
+            self.gate.touch()
+        while len(self._closed) > MAX_CLOSED:
             self._closed.popitem(last=False)
-        self.gate.touch()
+        if rollouts and len(self._tasks) < MAX_TASKS:
+            self._detach(self._neighbours.retire(rollouts, self._token))
 
     # -- Part ----------------------------------------------------------------------------------
 
@@ -250,6 +258,8 @@ class AgentServer:
         pass  # closed is enough: whatever runs parks by itself
 
     def blockers(self) -> list[str]:
+        if self.mode == "restart_only":
+            return []  # nothing of them is saved
         held = self.gate.holds_replies
         return sorted(
             run.rollout_id
@@ -258,7 +268,7 @@ class AgentServer:
         )
 
     def give_up(self) -> None:
-        self.gate.drain_mode = "none"  # those that wait for a model reply stand at a turn end
+        self.gate.hold_replies()  # those that wait for a model reply stand at a turn end
         for rollout_id in self.blockers():
             known = self._known[rollout_id]
             if isinstance(known, Run):
@@ -268,7 +278,8 @@ class AgentServer:
         if moving := self.blockers():
             raise Refused(wire.BUSY, f"not parked: {', '.join(moving[:100])}")
         known = self._known
-        return agent_part.export([known[rollout_id] for rollout_id in sorted(known)])
+        saves = self.mode == "export"
+        return agent_part.export([known[name] for name in sorted(known)], saves_runs=saves)
 
     def stage(self, records: Records) -> wire.Report:
         self._staged = agent_part.staged(records)

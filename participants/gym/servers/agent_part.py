@@ -29,13 +29,15 @@ class _SavedJournal:
     entries: tuple[Any, ...]
 
 
-def export(known: Iterable[Known]) -> Export:
+def export(known: Iterable[Known], *, saves_runs: bool = True) -> Export:
     """Everything at this instant. What may not be saved is named in `restarts`."""
     places: list[Run | Place] = []
     kept: list[Kept] = []
     restarts: list[wire.Restart] = []
     for one in known:
         reason = one.start_over_reason() if isinstance(one, Run) else None
+        if reason is None and not saves_runs and not isinstance(one, Kept):
+            reason = wire.RESTART_ONLY
         if reason is not None:
             restarts.append(wire.Restart(one.rollout_id, reason))
         elif isinstance(one, Kept):

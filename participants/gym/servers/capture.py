@@ -32,6 +32,10 @@ def capture_row(request: bytes, reply: bytes, policy_version: int) -> Row:
     }
 
 
+def is_streamed(request: bytes) -> bool:
+    return b'"stream"' in request and bool(_mapping(request).get("stream"))
+
+
 def version_of(header: str | None, default: int) -> int:
     """The policy version that the upstream says, else the server's own."""
     return int(header) if header is not None and header.isascii() and header.isdigit() else default

@@ -12,7 +12,7 @@ import logging
 import threading
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, TypeVar
 
 from attrs import evolve, frozen
 
@@ -22,7 +22,8 @@ from fsm.machine import Machine
 from fsm.outcome import Refused
 from fsm.storing import Fence, FileEntry
 from participants.gym import wire
-from participants.gym.servers.parts import Export, Records, place_of, read_part, write_part
+from participants.gym.servers.lease import Clock, Lease
+from participants.gym.servers.parts import Export, Part, Records, place_of, read_part, write_part
 from storage.jsontext import canonical
 
 log = logging.getLogger("quiesce.gym.gate")
@@ -31,54 +32,12 @@ MAX_NAMES = 100  # blockers named in one answer
 # What blocks when this much of the prepare time-out is over is given up, if that is allowed: the
 # rest is for the answer to arrive in.
 GIVE_UP_SHARE = 0.9
+RECOUNT_S = 0.01  # counting thousands of blockers after each change would stall the server
 _CLOSED_TO_CALLS = (hold.CLOSING, hold.FENCING)
 _FROM_A_RESTORE = (hold.FENCING, hold.FENCED, hold.STAGED)
 _RELEASES = (hold.RESUME, hold.ROLLBACK)
 M = TypeVar("M", bound=wire.Control)
 Work = Callable[[M], Coroutine[Any, Any, wire.Report]]
-
-
-class Part(Protocol):
-    """What one kind of server keeps. All methods are synchronous and run under the gate."""
-
-    kind: wire.Kind
-    name: str
-
-    def begin(self) -> None:
-        """The gate has just closed."""
-
-    def freeze(self) -> None:
-        """Nobody calls us any more on behalf of a turn: let nothing begin (H7)."""
-
-    def blockers(self) -> list[str]:
-        """Names of what still moves."""
-
-    def give_up(self) -> None:
-        """Leave out what still moves: it starts over if this snapshot is restored."""
-
-    def export(self, commit: wire.Commit) -> Export:
-        """One copy of everything (H4). Raises `Refused`."""
-
-    def stage(self, records: Records) -> wire.Report:
-        """Check a saved part and keep it aside. Raises `Refused`, then nothing is staged (R1)."""
-
-    def activate(self, incarnation: int) -> None:
-        """Close every run of an older incarnation; replace what is here with what is staged."""
-
-    def drop(self) -> None:
-        """Forget what is staged."""
-
-    def discard(self, rollouts: tuple[str, ...]) -> None:
-        """Take these rollouts out of what is staged."""
-
-    def live_runs(self) -> int: ...
-
-
-class Clock(Protocol):
-    """The part of an event loop that leases need."""
-
-    def time(self) -> float: ...
-    def call_at(self, when: float, callback: Callable[..., Any]) -> Any: ...
 
 
 @frozen
@@ -100,17 +59,16 @@ class Gate:
         self.drain_mode: Literal["calls", "none"] = "calls"
         self.fence: Fence | None = None
         self.moved = False
-        self._root, self._clock = root, clock
+        self._root = root
+        self._lease = Lease(self._lapse_if_due, clock)
         self._place = place_of(part.kind, part.name)
         self._machine = Machine(HOLD)
         self._answers: dict[str, _Answer] = {}
         self._ended: str | None = None  # how the present fence ended: an event of HOLD
         self._ended_restore = False
         self._give_up_at: float | None = None
-        self._lease_end = 0.0
-        self._lease_timer: Any = None
-        self._opened, self._changed = asyncio.Event(), asyncio.Event()
-        self._opened.set()
+        self._turned = asyncio.Event()  # this gate changed; replaced each time
+        self._stirred = asyncio.Event()  # something behind it did
         self._stop_writing = threading.Event()
         self._writing: asyncio.Task[tuple[FileEntry, ...]] | None = None
 
@@ -136,19 +94,27 @@ class Gate:
         return self.still or (self.closed and self.drain_mode == "none")
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Wait for a condition of the gate. It is checked again after each change."""
+        """Wait for a condition of this gate: it is looked at again whenever the gate changes."""
         while not condition():
-            await self._changed.wait()
+            await self._turned.wait()
 
     async def until_open(self) -> None:
-        while self.closed:
-            await self._opened.wait()
+        await self.until(lambda: not self.closed)
+
+    def hold_replies(self) -> None:
+        """From now on as with drain="none": for rollouts that would miss the deadline."""
+        self.drain_mode = "none"
+        self._turn()
+
+    def stir(self) -> None:
+        """Something went on or stopped: what a drain waits for may have changed."""
+        self._stirred.set()
 
     def touch(self, *, included: bool = True) -> None:
         """Something changed. Under a hold that is quiet, a change to what is in the part makes
         the attempt void (S4)."""
         self.moved = self.moved or (included and self.still)
-        self.wake()
+        self.stir()
 
     # -- operations ----------------------------------------------------------------------------
 
@@ -164,7 +130,7 @@ class Gate:
             self.drain_mode = message.drain
             self._close(hold.PREPARE, message.lease_s)
             if message.straggler == "start_over":
-                self._give_up_at = self._time() + GIVE_UP_SHARE * message.timeout_s
+                self._give_up_at = self._lease.now_s() + GIVE_UP_SHARE * message.timeout_s
             return self._report()
 
         return await self._once(hold.PREPARE, message, close)
@@ -190,7 +156,7 @@ class Gate:
         blockers = () if self.still else self.part.blockers()
         if not blockers and not self.still:
             self._machine.fire(hold.QUIET)
-            self.wake()
+            self._turn()
         return self._report(blockers=blockers)
 
     async def renew(self, message: wire.Renew) -> wire.Report:
@@ -198,7 +164,7 @@ class Gate:
         self._admit("renew", message)
         if not self.closed:
             raise self._wrong_phase("renew")
-        self._lease(message.lease_s)
+        self._lease.renew(message.lease_s)
         return self._report()
 
     async def commit(self, message: wire.Commit) -> wire.Report:
@@ -298,14 +264,19 @@ class Gate:
     # -- the work ------------------------------------------------------------------------------
 
     async def _wait_for_quiet(self, message: wire.Drain) -> None:
-        end = self._time() + message.timeout_s
-        while not self.still and self.part.blockers() and self._time() < end:
-            if self._give_up_at is not None and self._time() >= self._give_up_at:
+        now_s, end_s = self._lease.now_s, self._lease.now_s() + message.timeout_s
+        while not self.still and (blockers := self.part.blockers()):
+            if self._give_up_at is not None and now_s() >= self._give_up_at:
                 self.part.give_up()
                 break
+            if now_s() >= end_s:
+                break
+            self._stirred.clear()
+            wait_s = max(0.0, min(end_s, self._give_up_at or end_s) - now_s())
             with contextlib.suppress(TimeoutError):
-                wait_s = min(end, self._give_up_at or end) - self._time()
-                await asyncio.wait_for(self._changed.wait(), max(0.0, wait_s))
+                await asyncio.wait_for(self._stirred.wait(), wait_s)
+            if len(blockers) > MAX_NAMES:
+                await asyncio.sleep(RECOUNT_S)
             self._must_stand(message)
 
     async def _commit(self, message: wire.Commit) -> wire.Report:
@@ -360,10 +331,9 @@ class Gate:
 
     def _close(self, event: str, lease_s: float) -> None:
         self._machine.fire(event)
-        self._opened.clear()
-        self._lease(lease_s)
+        self._lease.renew(lease_s)
         self.part.begin()
-        self.wake()
+        self._turn()
 
     def _let_go(self, event: str) -> None:
         """Every way back to open: resume, rollback, lapse, newer. Never waits."""
@@ -373,30 +343,18 @@ class Gate:
         self._machine.fire(event)
         self._stop_writing.set()
         self._give_up_at = None
-        if self._lease_timer is not None:
-            self._lease_timer.cancel()
-        self._opened.set()
-        self.wake()
-
-    def _lease(self, lease_s: float) -> None:
-        if self._lease_timer is not None:
-            self._lease_timer.cancel()
-        clock = self._clock or asyncio.get_running_loop()
-        self._lease_end = clock.time() + lease_s
-        self._lease_timer = clock.call_at(self._lease_end, self._lapse_if_due)
+        self._lease.stop()
+        self._turn()
 
     def _lapse_if_due(self) -> None:
-        # Asked with every message too: after a stall, messages come before timers (H3).
-        if self.closed and self._time() >= self._lease_end:
+        if self.closed and self._lease.over:
             log.warning("hold of %s ended: its lease was not renewed", self.fence)
             self._let_go(hold.LAPSE)
 
-    def _time(self) -> float:
-        return (self._clock or asyncio.get_running_loop()).time()
-
-    def wake(self) -> None:
-        self._changed.set()
-        self._changed = asyncio.Event()
+    def _turn(self) -> None:
+        self._turned.set()
+        self._turned = asyncio.Event()
+        self.stir()
 
     def _report(
         self, given: wire.Report | None = None, blockers: Sequence[str] = ()

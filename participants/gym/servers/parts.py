@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from attrs import frozen
 
@@ -24,6 +24,42 @@ class Export:
 
     records: Mapping[str, Iterable[Any]]
     report: wire.Report
+
+
+class Part(Protocol):
+    """What one kind of server keeps. All methods are synchronous and run under the gate."""
+
+    kind: wire.Kind
+    name: str
+
+    def begin(self) -> None:
+        """The gate has just closed."""
+
+    def freeze(self) -> None:
+        """Nobody calls us any more on behalf of a turn: let nothing begin (H7)."""
+
+    def blockers(self) -> list[str]:
+        """Names of what still moves."""
+
+    def give_up(self) -> None:
+        """Leave out what still moves: it starts over if this snapshot is restored."""
+
+    def export(self, commit: wire.Commit) -> Export:
+        """One copy of everything (H4). Raises `Refused`."""
+
+    def stage(self, records: Records) -> wire.Report:
+        """Check a saved part and keep it aside. Raises `Refused`, then nothing is staged (R1)."""
+
+    def activate(self, incarnation: int) -> None:
+        """Close every run of an older incarnation; replace what is here with what is staged."""
+
+    def drop(self) -> None:
+        """Forget what is staged."""
+
+    def discard(self, rollouts: tuple[str, ...]) -> None:
+        """Take these rollouts out of what is staged."""
+
+    def live_runs(self) -> int: ...
 
 
 def place_of(kind: str, name: str) -> str:

@@ -19,7 +19,7 @@ from participants.gym import wire
 from participants.gym.servers import ledger as ledgers
 from participants.gym.servers.asgi import MIB, answered, body_of
 from participants.gym.servers.caller import Caller, call_in, caller_of
-from participants.gym.servers.capture import POLICY_VERSION, capture_row, version_of
+from participants.gym.servers.capture import POLICY_VERSION, capture_row, is_streamed, version_of
 from participants.gym.servers.gate import Gate
 from participants.gym.servers.journal import Reply, body_digest, call_id
 from participants.gym.servers.ledger import Call, Ledger
@@ -101,7 +101,7 @@ class PolicyServer:
 
         def ended() -> None:
             self._unmarked -= generates
-            self.gate.wake()
+            self.gate.stir()
 
         try:
             reply = await self._upstream.send(self._outgoing(request, body), stream=True)
@@ -126,6 +126,10 @@ class PolicyServer:
         if number is None:
             raise Refused(wire.BAD_REQUEST, f"header {wire.CALL} is missing")
         body = await body_of(request, BODY_LIMIT_BYTES)
+        if is_streamed(body):
+            raise Refused(
+                wire.BAD_REQUEST, "a streamed reply cannot be captured: leave `stream` out"
+            )
         digest = body_digest(request.scope["path"].encode() + b"\n" + body)
         self._check_not_stale(caller)
         call = self._known_call(caller, number, digest)
@@ -197,7 +201,7 @@ class PolicyServer:
         finally:
             if call.moving:  # not recorded: a repeat asks again
                 self._drop_call(caller, number, call)
-            self.gate.touch()
+            self.gate.stir()
 
     async def _ask_upstream(self, outgoing: httpx.Request) -> tuple[Reply, int]:
         try:
@@ -262,7 +266,7 @@ class PolicyServer:
         return moving
 
     def give_up(self) -> None:
-        self.gate.drain_mode = "none"  # replies are held; their rollouts stand at a turn end
+        self.gate.hold_replies()  # their rollouts stand at a turn end
 
     def export(self, commit: wire.Commit) -> Export:
         return ledgers.export(self._ledgers, commit.continuations)

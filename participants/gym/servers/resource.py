@@ -187,11 +187,20 @@ class ResourceServer:
         self._moving[rollout_id] = left
         if not left:
             del self._moving[rollout_id]
-        self.gate.wake()
+        self.gate.stir()
 
     def _drop_state(self, rollout_id: str) -> None:
         if self._codec is not None:
             self._codec.drop_session(rollout_id)
+
+    def _put_state(self, rollout_id: str, state: Any) -> None:
+        if self._codec is None or state is None:
+            return
+        try:
+            self._codec.import_session(rollout_id, state)
+        except Exception as error:
+            detail = f"import_session({rollout_id!r}): {type(error).__name__}: {error}"
+            raise Refused(wire.BAD_STATE, detail) from error
 
     async def _retire(self, message: wire.Retire) -> wire.Report:
         await self.gate.until_open()
@@ -244,8 +253,7 @@ class ResourceServer:
         self._oldest_incarnation = incarnation
         self._sessions = {}
         for rollout_id, staged in self._staged.items():
-            if self._codec is not None and staged.state is not None:
-                self._codec.import_session(rollout_id, staged.state)
+            self._put_state(rollout_id, staged.state)
             next_run = staged.session.run.attempt_index + 1
             staged.session.run = wire.RunId(incarnation, next_run)
             self._sessions[rollout_id] = staged.session

@@ -19,7 +19,6 @@ from participants.gym.servers.parts import Export, Records
 from storage.jsontext import canonical
 
 MAX_ANSWERS = 1024  # recorded answers of one session
-RESTART_ONLY = "restart_only"  # a reason to start over: this server cannot save the session
 
 Mode = Literal["export", "stateless", "restart_only"]
 
@@ -80,7 +79,7 @@ class Session:
 
     def start_over_reason(self, mode: Mode) -> str | None:
         if mode == "restart_only":
-            return RESTART_ONLY
+            return wire.RESTART_ONLY
         if self.uncertain:
             return wire.UNCERTAIN
         return wire.NOT_PARKED if self.left_out else None
@@ -122,7 +121,7 @@ def export(sessions: Mapping[str, Session], codec: SessionCodec | None, mode: Mo
     for rollout_id, session in sorted(sessions.items()):
         reason = session.start_over_reason(mode)
         if reason is not None or codec is None:
-            restarts.append(wire.Restart(rollout_id, reason or RESTART_ONLY))
+            restarts.append(wire.Restart(rollout_id, reason or wire.RESTART_ONLY))
             continue
         state = _exported(codec, rollout_id)
         records.append(_record(rollout_id, session, state))

@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import httpx
-from attrs import frozen
+from attrs import field, frozen
 
+from fsm import strict
 from participants.gym import wire
 from participants.gym.servers.gate import Gate
 from participants.gym.servers.journal import (
@@ -32,6 +33,7 @@ MAX_TRIES = 60  # about a minute: a neighbour that is started again takes that l
 _START_OVER = frozenset(
     {wire.STALE_ATTEMPT, wire.LINEAGE_LOST, wire.REVISION_MISMATCH, wire.CONFLICT, wire.UNCERTAIN}
 )
+RETIRE_TIMEOUT_S = 60.0
 _NEVER_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 _OF_THE_CONNECTION = frozenset(
     {"connection", "content-encoding", "content-length", "date", "server", "transfer-encoding"}
@@ -45,6 +47,20 @@ class Neighbours:
     urls: Mapping[str, httpx.URL]
     transports: Mapping[str, httpx.AsyncBaseTransport]
     policy: str
+    ours: set[str] = field(factory=set)  # those that answered as our servers do
+
+    async def retire(self, rollouts: Sequence[str], token: str) -> None:
+        """Tell our servers that they may forget these rollouts. Best effort: what they keep
+        longer costs memory and nothing else."""
+        for name in sorted(self.ours):
+            headers = {"authorization": f"Bearer {token}"}
+            body = strict.write(wire.Retire(rollouts=tuple(rollouts)))
+            url = f"{str(self.urls[name]).rstrip('/')}{wire.RETIRE}"
+            request = httpx.Request("POST", url, headers=headers, json=body)
+            with contextlib.suppress(httpx.TransportError, TimeoutError):
+                async with asyncio.timeout(RETIRE_TIMEOUT_S):
+                    response = await self.transports[name].handle_async_request(request)
+                    await response.aread()
 
 
 class JournalTransport(httpx.AsyncBaseTransport):
@@ -156,6 +172,8 @@ class JournalTransport(httpx.AsyncBaseTransport):
         except httpx.TransportError as error:
             failure = Failure(type(error).__name__, str(error))
             return failure, httpx.Headers(), isinstance(error, _NEVER_SENT)
+        if wire.ROW in response.headers or wire.REVISION in response.headers:
+            self._neighbours.ours.add(entry.server)
         kept = [(k, v) for k, v in response.headers.multi_items() if k not in _OF_THE_CONNECTION]
         return Reply(response.status_code, tuple(kept), content), response.headers, False
 
@@ -192,13 +210,17 @@ class JournalTransport(httpx.AsyncBaseTransport):
     def _place(self, entry: Entry) -> Iterator[None]:
         try:
             yield
+        except asyncio.CancelledError:
+            # The loop cut its own call off: nobody knows what became of it (H5).
+            self._run.uncertain = True
+            raise
         finally:
             self._run.places.pop(entry.number, None)
-            self._gate.wake()
+            self._gate.stir()
 
     def _move(self, entry: Entry, place: str) -> None:
         self._run.places[entry.number] = place
-        self._gate.wake()
+        self._gate.stir()
 
     async def _wait_at_gate(self, entry: Entry, condition: Callable[[], bool]) -> None:
         if not condition():
