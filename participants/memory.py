@@ -84,6 +84,7 @@ class MemoryParticipant(Participant):
         self.log: list[tuple[str, float]] = []
         self.closed_fence = Fence("", 0, 0)
         self.active_fence: Fence | None = None
+        self._activated_by: Fence | None = None
         self._machine = Machine(hold.HOLD)
         self._moved = False
         self._faults: dict[str, list[Fault | None]] = {}
@@ -166,8 +167,8 @@ class MemoryParticipant(Participant):
     async def resume(self, attempt: Attempt | Restore) -> None:
         async with _Call(self, "resume"):
             self._close(attempt.fence)
-            if self.staged is not None and isinstance(attempt, Restore):
-                self.items = self.staged
+            if isinstance(attempt, Restore):
+                self._activate(attempt)
             self._let_go(hold.RESUME if self.phase != hold.FENCED else hold.ROLLBACK)
 
     # -- restore -------------------------------------------------------------------------------
@@ -215,10 +216,20 @@ class MemoryParticipant(Participant):
             raise Refused("invalid_phase", f"{self.name} is {self.phase} for {self.active_fence}")
 
     def _close(self, fence: Fence) -> None:
-        """A release also fences the attempt: its delayed prepare changes nothing any more."""
-        if _order(fence) < _order(self.closed_fence):
-            raise Refused("stale_fence", f"{self.name} has closed {self.closed_fence}")
+        """A release also fences the attempt: its delayed prepare changes nothing any more. One
+        that comes after a newer attempt has begun must not end the newer hold."""
+        newest = max(self.closed_fence, self.active_fence or self.closed_fence, key=_order)
+        if _order(fence) < _order(newest):
+            raise Refused("stale_fence", f"{self.name} knows {newest}")
         self.closed_fence = fence
+
+    def _activate(self, restore: Restore) -> None:
+        """R1: who has lost what it staged (a lapse, a new process) must not confirm."""
+        if restore.snapshot is None or self._activated_by == restore.fence:
+            return
+        if self.staged is None:
+            raise Refused("not_staged", f"{self.name} has nothing of {restore.fence} to activate")
+        self.items, self._activated_by = self.staged, restore.fence
 
     def _let_go(self, event: str) -> None:
         self._machine.fire(event if self.phase != hold.OPEN else hold.RESUME)
