@@ -257,7 +257,11 @@ def reject(snapshot: str, path: str, error: OSError) -> NoReturn:
 def _lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
     rest = b""
     for chunk in chunks:
-        *whole, rest = (rest + chunk).split(b"\n")
-        yield from whole
+        first, *others = chunk.split(b"\n")
+        rest += first
+        if others:
+            yield rest
+            *whole, rest = others
+            yield from whole
     if rest:
         yield rest
