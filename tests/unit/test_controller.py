@@ -10,7 +10,7 @@ from fsm.outcome import InvariantError, Refused, Unavailable
 from participants.controller.join import BEGAN_AFTER, CAPTURE_MISSING
 from participants.controller.restoring import GAVE_UP
 from participants.data_plane import CAPTURE, TRAIN
-from tests.controller_support import World, play, restore, send_all, world
+from tests.controller_support import World, play, restore, send_all, settle, world
 
 
 async def nothing() -> None:
@@ -163,8 +163,10 @@ def test_while_stopped_nothing_is_sent_dropped_acknowledged_or_cleared() -> None
         dropping = asyncio.create_task(one.rl.drop("p1", "stale"))
         assert await play(one, second), "a reply that is on the wire is taken in"
         await one.rl.tend()
+        await settle()
         assert not sending.done()
         assert not dropping.done()
+        assert one.gym.retired == []
         assert one.gym.acknowledged == []
         assert set(await one.plane.keys(CAPTURE)) == {"p0_g1/call-0", "p0_g1/call-1"}, (
             "Gym's part may name these rows"
@@ -228,7 +230,8 @@ def test_a_flush_is_given_up_when_dispatch_stops() -> None:
         tending = asyncio.create_task(one.rl.tend())
         await asked.wait()
         one.rl.stop_dispatch()
-        await tending
+        await settle()
+        assert tending.done(), "it does not wait for Gym"
         assert len(one.rl.ledger.owed()) == 2
 
     asyncio.run(main())
@@ -266,6 +269,20 @@ def test_a_prompt_that_is_put_back_is_drawn_again() -> None:
         drawn = [await again.rl.draw() for _ in range(3)]
         assert drawn == ["p1", "p2", None]
         assert [entry.prompt for entry in again.rl.ledger.entries()] == [0, 0, 1, 1]
+
+    asyncio.run(main())
+
+
+def test_a_buffered_group_that_is_dropped_is_not_claimed() -> None:
+    async def main() -> None:
+        one = world()
+        await buffered(one, 2)
+        await one.rl.drop("p0", "stale")
+        assert one.rl.conservation()["dropped"] == 1
+        assert await one.rl.claim(1, 2) is None
+        assert await one.rl.claim(1, 1) == ("p1",)
+        with pytest.raises(InvariantError, match="p1_g0 is claimed"):
+            await one.rl.drop("p1", "stale")
 
     asyncio.run(main())
 

@@ -88,6 +88,23 @@ def test_a_server_that_is_away_is_asked_again_for_the_same_run(tmp_path: Path) -
     asyncio.run(main())
 
 
+def test_nobody_is_asked_again_while_dispatch_is_stopped() -> None:
+    async def main() -> None:
+        one = world(tasks=1, group_size=1)
+        one.gym.failures = [Unavailable("agent-0")]
+        pump = asyncio.create_task(rollout_pump(one).run())
+        await until(lambda: one.gym.asked)
+        one.rl.stop_dispatch()
+        await settle()
+        assert len(one.gym.asked) == 1
+        one.gym.auto = True
+        one.rl.open_dispatch(frozenset())
+        await pump
+        assert [ask.attempt_index for ask in one.gym.asked] == [0, 0]
+
+    asyncio.run(main())
+
+
 def test_no_answer_for_too_long_starts_over_and_then_gives_up() -> None:
     async def main() -> None:
         one = world(tasks=1, group_size=1, max_start_overs=1)
