@@ -68,6 +68,15 @@ def connect(address: str | None = None, *, timeout_s: float = 60.0) -> TransferQ
     return TransferQueuePlane(_topology(), timeout_s)
 
 
+def stop(plane: TransferQueuePlane) -> None:
+    """End the plane and TransferQueue with all its rows. Ray goes on.
+
+    Only in the process that called `start`: one that joined calls `plane.close()`.
+    """
+    plane.close()
+    tq.close()
+
+
 def _init_ray(**where: Any) -> None:
     try:
         ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR, **where)

@@ -4,7 +4,7 @@ Its checkpoint is pickles without digests or fsync; its load checks the unit cou
 else, and is not transactional. So: saved into our unpublished folder, digested and fsynced by us,
 verified whole by the store before anything is unpickled (F3), loaded only into an empty
 TransferQueue that is like the one saved; and after a failed load only a fresh one will do
-(specs/adr/0010).
+(specs/adr/0006).
 """
 
 from __future__ import annotations

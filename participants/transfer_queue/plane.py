@@ -50,16 +50,15 @@ class TransferQueuePlane:
         self._kinds: dict[str, dict[str, str]] = {}
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
-            target=self._loop.run_forever, name="quiesce-transfer-queue", daemon=True
+            target=_serve, args=(self._loop,), name="quiesce-transfer-queue", daemon=True
         )
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread. TransferQueue itself goes on; `tq.close()` ends it."""
+        """End the thread, and calls under way. TransferQueue goes on (`cluster.stop` ends it)."""
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
-            self._loop.close()
 
     # -- DataPlane -----------------------------------------------------------------------------
 
@@ -160,7 +159,10 @@ class TransferQueuePlane:
         if names == []:
             empty = TensorDict({}, batch_size=len(keys))
             return dict(zip(keys, columns.unpack(empty, shape), strict=True))
-        batch = await self._call("get rows", tq.async_kv_batch_get(keys, partition, names))
+        try:
+            batch = await self._call("get rows", tq.async_kv_batch_get(keys, partition, names))
+        except ValueError as error:  # cleared since they were found
+            raise KeyError(f"partition {partition!r} lacks one of {keys}: {error}") from error
         return dict(zip(keys, columns.unpack(batch, shape), strict=True))
 
     async def _call(self, what: str, call: Coroutine[Any, Any, T]) -> T:
@@ -175,6 +177,12 @@ class TransferQueuePlane:
             ) from None
         except (RuntimeError, zmq.ZMQError) as error:
             raise OSError(f"TransferQueue failed to {what}: {error}") from error
+
+
+def _serve(loop: asyncio.AbstractEventLoop) -> None:
+    """Run the loop until it is stopped; the runner then ends what is left in it."""
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        runner.get_loop().run_forever()
 
 
 async def _nothing() -> list[str]:

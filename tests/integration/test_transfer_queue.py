@@ -14,12 +14,7 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.timeout(300),
-    # Of torch's, Ray's and TransferQueue's own making.
-    pytest.mark.filterwarnings("ignore"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 ray = pytest.importorskip("ray")
 torch = pytest.importorskip("torch")
 
@@ -52,8 +47,7 @@ class Cluster:
         return self.plane
 
     def close(self) -> None:
-        self.plane.close()
-        tq.close()
+        cluster.stop(self.plane)
 
     async def empty(self) -> TransferQueuePlane:
         listing = await self.plane.listing()
@@ -273,15 +267,16 @@ def test_a_save_that_outlives_its_deadline_is_still_known_to_run(
         await fill(plane)
         store = await open_store(tmp_path)
         part = TransferQueue(plane)
-        real, loop = tq.save_checkpoint, asyncio.get_running_loop()
+        client, loop = tq.get_client(), asyncio.get_running_loop()
+        real = client.save_controller_checkpoint  # the first thing that it does in its folder
         begun, go_on = asyncio.Event(), asyncio.Event()
 
-        def slow(folder: Path) -> None:
+        def slow(path: str) -> None:
             loop.call_soon_threadsafe(begun.set)
             asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result()
-            real(folder)
+            real(path)
 
-        monkeypatch.setattr(tq, "save_checkpoint", slow)
+        monkeypatch.setattr(client, "save_controller_checkpoint", slow)
         seen, draft, operation = await attempt(store, part, GYM)
         cut = asyncio.create_task(part.cut(seen))
         await begun.wait()
@@ -297,6 +292,28 @@ def test_a_save_that_outlives_its_deadline_is_still_known_to_run(
         assert not (store.root / draft.name).exists()  # it did not bring the folder back
         monkeypatch.undo()
         await save(store, part, GYM)
+        await store.close()
+
+    run(running, main)
+
+
+def test_a_save_that_begins_too_late_does_not_bring_its_folder_back(
+    running: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main(plane: TransferQueuePlane) -> None:
+        store = await open_store(tmp_path)
+        part = TransferQueue(plane)
+        seen, draft, operation = await attempt(store, part, {})
+        real = operation.in_thread
+
+        async def late(function: Callable[[], Any]) -> Any:
+            await store.discard(draft)
+            return await real(function)
+
+        monkeypatch.setattr(operation, "in_thread", late)
+        with pytest.raises(FileNotFoundError, match="comes after its attempt ended"):
+            await part.cut(seen)
+        assert not (store.root / draft.name).exists()
         await store.close()
 
     run(running, main)
