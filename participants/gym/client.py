@@ -8,7 +8,9 @@ server and say what to do.
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
+import ssl
 from collections.abc import Coroutine, Iterable, Mapping
 from typing import Any, TypeVar
 
@@ -63,13 +65,12 @@ class GymClient:
         self._pauses_s = (*retry_pauses_s, None)
 
         self._transport, self._token = transport, token
-        self._tls = httpx.create_ssl_context()  # shared: making one takes longer than a request
         self._control = self._connections(CONTROL_LIMITS)
 
     def _connections(self, limits: httpx.Limits) -> httpx.AsyncClient:
         return httpx.AsyncClient(
             transport=self._transport,
-            verify=self._tls,
+            verify=_tls(),
             limits=limits,
             timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S),
             headers={"authorization": f"Bearer {self._token}"},
@@ -179,6 +180,12 @@ class GymClient:
                     raise _lost(server, route, error) from error
                 await asyncio.sleep(pause_s)
         raise AssertionError("the last try either returns or raises")
+
+
+@functools.cache
+def _tls() -> ssl.SSLContext:
+    """Shared: making one takes longer than a request."""
+    return httpx.create_ssl_context()
 
 
 async def together(calls: Mapping[str, Coroutine[Any, Any, T]]) -> dict[str, T]:
