@@ -236,6 +236,7 @@ class RlController:
             await self.gym.retire(unfinished, RETIRE_TIMEOUT_S)
         except (Refused, TimeoutError) as error:  # its late answers are stale; the drop stands
             _log.warning("%s: retire did not reach everybody: %s", group, error)
+        await self.gate.opened()
         async with self.mutation("drop") as slot:
             members = self.ledger.group(group)
             if not members or members[0].state in OVER:
@@ -272,14 +273,18 @@ class RlController:
 
     async def commit(self, step: int, write_anchor: Callable[[], Awaitable[object]]) -> None:
         """Make a claimed step durable: write_anchor, then its groups are trained and their rows
-        leave. An error of write_anchor is raised and leaves the step claimed."""
-        if self.replay.of_step(step) is None:
+        leave, with capture rows that no history names (calls that were given up). An error of
+        write_anchor, or OSError of the data plane, is raised and leaves the step claimed."""
+        groups = self.replay.of_step(step)
+        if groups is None:
             raise InvariantError(f"step {step} has claimed nothing")
+        members = [one.rollout_id for group in groups for one in self.ledger.group(group)]
         self.committing = True
         try:
             async with self.mutation("optimizer_commit") as slot:
+                rows = owned(await self.plane.keys(CAPTURE), members)
                 await write_anchor()
-                self.ledger.train(slot, self.replay.trained(step), step)
+                self.ledger.train(slot, self.replay.trained(step), step, rows)
                 await self._clear(slot)
         finally:
             self.committing = False

@@ -8,7 +8,7 @@ owed for it any more, and stays counted.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from attrs import evolve, field, frozen
@@ -210,17 +210,22 @@ class Ledger:
         for one in self.group(group):
             self._move(one.rollout_id, ("sealed",), "claimed")
 
-    def train(self, slot: Slot, groups: Sequence[str], step: int) -> None:
-        """The step that used these groups is durable."""
+    def train(
+        self, slot: Slot, groups: Sequence[str], step: int, rows: Mapping[str, tuple[str, ...]]
+    ) -> None:
+        """The step that used these groups is durable. rows: their capture rows, to be cleared."""
         slot.check("optimizer_commit")
         _must(step == self.totals.trained_step + 1, f"step {step} is not the next one")
         for group in groups:
             for one in self.group(group):
-                self._move(one.rollout_id, ("claimed",), "trained")
+                left = rows.get(one.rollout_id, ())
+                self._move(one.rollout_id, ("claimed",), "trained", rows=left)
         trained = self.totals.trained + len(groups)
         self.totals = evolve(self.totals, trained=trained, trained_step=step)
 
-    def drop(self, slot: Slot, group: str, reason: str, rows: dict[str, tuple[str, ...]]) -> None:
+    def drop(
+        self, slot: Slot, group: str, reason: str, rows: Mapping[str, tuple[str, ...]]
+    ) -> None:
         """Give a group up. rows: capture rows of its rollouts, to be cleared."""
         slot.check("drop")
         for one in self.group(group):

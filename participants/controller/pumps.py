@@ -26,6 +26,8 @@ LOST = frozenset(
         ROWS_MISSING,
     }
 )
+# Says nothing about the run: ask again.
+AGAIN = frozenset({wire.BUSY, wire.IO_ERROR, wire.PARKED})
 LOOP_FAILED = "loop_failed"
 BAD_RESULT = "bad_result"
 NO_ANSWER = "no_answer"
@@ -133,9 +135,23 @@ class RolloutPump:
                 reason = again.reason
                 break
             _log.info("%s is asked again: %s", request.rollout_id, again.reason)
-            await self._sleep(min(self._delay_s * 2**attempt, MAX_RETRY_DELAY_S))
+            await self._sleep(self._delay(attempt))
         _log.info("%s starts over: %s", request.rollout_id, reason)
-        await self.rl.start_over(request, reason)
+        await self._start_over(request, reason)
+
+    async def _start_over(self, request: wire.RunRequest, reason: str) -> None:
+        """Raises the last OSError or TimeoutError of a data plane that stays away."""
+        for attempt in range(self._attempts):
+            try:
+                return await self.rl.start_over(request, reason)
+            except (OSError, TimeoutError):
+                if attempt + 1 == self._attempts:
+                    raise
+            await self._sleep(self._delay(attempt))
+        return None
+
+    def _delay(self, attempt: int) -> float:
+        return float(min(self._delay_s * 2**attempt, MAX_RETRY_DELAY_S))
 
     async def _ask(self, request: wire.RunRequest) -> _Failed | None:
         """Send the run, wait for its result and take it in. None: nothing more is to be done."""
@@ -152,9 +168,9 @@ class RolloutPump:
         except Unavailable as error:
             return _Failed(error.detail, final=False)
         except Refused as refusal:
-            if refusal.code not in LOST:
+            if refusal.code not in LOST | AGAIN:
                 raise
-            return _Failed(refusal.code)
+            return _Failed(refusal.code, final=refusal.code in LOST)
         except (OSError, TimeoutError) as error:  # of the data plane: Gym keeps the result
             return _Failed(repr(error), final=False)
         except ValueError as error:  # never a row with a made-up reward

@@ -131,12 +131,13 @@ def _loaded(before: Iterable[Rollout], after: Iterable[Rollout], joined: Join) -
     for name, decision in joined.decisions.items():
         if name not in dropped or isinstance(decision, Keep):
             by_kind[type(decision)].append(name)
-    continued = by_kind[Continue] + by_kind[AnswerAtOnce]
+    surviving = by_kind[Continue] + by_kind[AnswerAtOnce]
     return Loaded(
         discard=tuple(sorted({*joined.discard, *dropped})),
-        keep_capture=tuple(key for name in continued for key in joined.rows[name]),
+        keep_capture=tuple(key for name in surviving for key in joined.rows[name]),
         keep_train=tuple(one.row_key for one in now.values() if one.state in HELD),
-        continued=tuple(continued),
+        continued=tuple(by_kind[Continue]),
+        answered=tuple(by_kind[AnswerAtOnce]),
         started_over={name: now[name].reason for name in by_kind[StartOver]},
         kept=tuple(by_kind[Keep]),
         decisions=tuple(_sentence(one, now[one.rollout_id], joined) for one in before),

@@ -49,15 +49,16 @@ class Loaded:
     """The join's outcome (design: "Controller, and the join").
 
     discard: rollouts that every Gym server drops. keep_capture, keep_train: keys of the rows that
-    stay in the data plane. continued: rollouts that go on or are answered at once, as run n+1.
-    started_over: rollout to reason. kept: finished before the snapshot. decisions: a sentence for
-    people about each rollout.
+    stay in the data plane. continued: rollouts that go on as run n+1; answered: those whose
+    result Gym has. started_over: rollout to reason. kept: finished before the snapshot.
+    decisions: a sentence for people about each rollout.
     """
 
     discard: tuple[str, ...] = ()
     keep_capture: tuple[str, ...] = ()
     keep_train: tuple[str, ...] = ()
     continued: tuple[str, ...] = ()
+    answered: tuple[str, ...] = ()
     started_over: Mapping[str, str] = field(factory=dict)
     kept: tuple[str, ...] = ()
     decisions: tuple[str, ...] = ()

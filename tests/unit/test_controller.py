@@ -273,6 +273,19 @@ def test_a_prompt_that_is_put_back_is_drawn_again() -> None:
     asyncio.run(main())
 
 
+def test_capture_rows_that_no_history_names_leave_with_their_group() -> None:
+    async def main() -> None:
+        one = world()
+        await buffered(one, 2)
+        await one.plane.put("p0_g0/call-9", {"tokens": [1]})  # of a call that was given up
+        await one.plane.put("p1_g0-a3/call-0", {"tokens": [1]})
+        await one.rl.claim(1, 1)
+        await one.rl.commit(1, nothing)
+        assert set(await one.plane.keys(CAPTURE)) == {"p1_g0-a3/call-0"}, "p1 is not trained yet"
+
+    asyncio.run(main())
+
+
 def test_a_buffered_group_that_is_dropped_is_not_claimed() -> None:
     async def main() -> None:
         one = world()
@@ -375,6 +388,7 @@ def test_a_snapshot_before_the_runs_are_sent_again_loses_no_continuation() -> No
         for run in second.gym.runs.values():
             run.attempt_index = 1  # as Gym sets them up
         third = await restore(second.save(), incarnation=3)
+        assert third.loaded.answered == ()
         assert third.loaded.continued == ("p0_g0", "p0_g1")
         assert third.rl.ledger.get("p0_g0").attempt_index == 2
         assert third.rl.ledger.get("p0_g0").start_overs == 0

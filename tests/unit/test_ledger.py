@@ -67,20 +67,20 @@ def test_a_state_follows_only_its_own_predecessor(change: str) -> None:
         elif change == "claim":
             ledger.claim(Slot("claim"), "p0")
         else:
-            ledger.train(Slot("optimizer_commit"), ["p0"], 1)
+            ledger.train(Slot("optimizer_commit"), ["p0"], 1, {})
 
 
 def test_steps_are_trained_in_order() -> None:
     ledger = sealed(reserved("p0"), "p0_g0", "p0_g1")
     ledger.claim(Slot("claim"), "p0")
     with pytest.raises(InvariantError, match="step 2 is not the next"):
-        ledger.train(Slot("optimizer_commit"), ["p0"], 2)
+        ledger.train(Slot("optimizer_commit"), ["p0"], 2, {})
 
 
 def test_a_trained_rollout_leaves_when_acknowledged_and_cleared() -> None:
     ledger = sealed(reserved("p0"), "p0_g0", "p0_g1")
     ledger.claim(Slot("claim"), "p0")
-    ledger.train(Slot("optimizer_commit"), ["p0"], 1)
+    ledger.train(Slot("optimizer_commit"), ["p0"], 1, {})
     assert len(ledger.entries()) == 2
     ledger.cleared(Slot("clear"), ledger.uncleared())
     assert [one.row_key for one in ledger.entries()] == ["", ""]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fsm.outcome import Anchor, Refused, Unavailable
-from participants.controller.pumps import BAD_RESULT, LOST, NO_ANSWER, RolloutPump
+from participants.controller.pumps import AGAIN, BAD_RESULT, LOST, NO_ANSWER, RolloutPump
 from participants.controller.restoring import GAVE_UP
 from participants.data_plane import CAPTURE, TRAIN
 from quiesce.demo.anchors import Anchors
@@ -148,6 +148,34 @@ def test_a_failing_data_plane_loses_no_result(tmp_path: Path) -> None:
         await run_all(one, Anchors(tmp_path))
         assert [ask.attempt_index for ask in one.gym.asked] == [0] * 6, "the same runs, asked again"
         await assert_clean(one)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("code", sorted(AGAIN))
+def test_a_busy_server_is_asked_again(code: str, tmp_path: Path) -> None:
+    async def main() -> None:
+        one = world(tasks=1, group_size=1)
+        one.gym.auto, one.gym.failures = True, [Refused(code)]
+        await run_all(one, Anchors(tmp_path))
+        assert [ask.attempt_index for ask in one.gym.asked] == [0, 0]
+
+    asyncio.run(main())
+
+
+def test_a_start_over_waits_for_the_data_plane() -> None:
+    async def main() -> None:
+        one = world(tasks=1, group_size=1)
+        one.gym.auto, one.gym.failures = True, [Refused("lineage_lost")]
+        one.plane.fail(1)  # the listing of its rows
+        await rollout_pump(one).run()
+        assert [ask.attempt_index for ask in one.gym.asked] == [0, 1]
+        one = world(tasks=1, group_size=1)
+        one.gym.failures = [Refused("lineage_lost")]
+        one.plane.fail(1)
+        with pytest.raises(ExceptionGroup) as raised:
+            await rollout_pump(one, send_attempts=1).run()
+        assert raised.group_contains(OSError)
 
     asyncio.run(main())
 
