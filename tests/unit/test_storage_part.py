@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 from pathlib import Path
 
 import pytest
@@ -106,6 +107,23 @@ def written(root: Path) -> SavedFolder:
         part.adopt()
     (root / DRAFT).rename(root / SNAPSHOT)
     return SavedFolder(root, SNAPSHOT, PART, part.files)
+
+
+def test_a_writer_makes_its_part_durable_itself(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F1.1: files, then directories up to the snapshot's: no other host can do it for this one."""
+    seen: list[str] = []
+
+    def fsync(fd: int) -> None:
+        path = Path(os.readlink(f"/proc/self/fd/{fd}"))
+        seen.append(path.relative_to(root / DRAFT).as_posix())
+
+    with PartFolder(root, DRAFT, PART) as part:
+        part.document("state", 1)
+        (part.path / "sub").mkdir()
+        monkeypatch.setattr(os, "fsync", fsync)
+    assert seen == [f"{PART}/state.json", f"{PART}/sub", PART, "gym/agent", "gym", "."]
 
 
 def test_entries_say_what_is_on_the_disk(root: Path) -> None:
