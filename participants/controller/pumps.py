@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 
 from attrs import frozen
 
@@ -82,22 +82,23 @@ class RolloutPump:
         await self.rl.tend()
 
     def _done(self) -> bool:
-        return not self._running and self._next() is None and self.rl.loader.exhausted
+        waiting = next(self.rl.ledger.unsent(), None)
+        return not self._running and waiting is None and self.rl.loader.exhausted
 
     async def _fill(self, tasks: asyncio.TaskGroup) -> None:
         """Unsent runs first, those that Gym waits for at their head; then new prompts."""
-        while len(self._running) < self.concurrency:
-            rollout_id = self._next()
-            if rollout_id is not None:
-                self._running[rollout_id] = tasks.create_task(self._one(rollout_id))
-            elif self._may_draw():
-                await self.rl.draw()
-            else:
-                return
+        self._start(tasks, self.rl.ledger.unsent())
+        while len(self._running) < self.concurrency and self._may_draw():
+            group = await self.rl.draw()
+            if group is not None:
+                self._start(tasks, [one.rollout_id for one in self.rl.ledger.group(group)])
 
-    def _next(self) -> str | None:
-        waiting = self.rl.ledger.unsent()
-        return next((rollout_id for rollout_id in waiting if rollout_id not in self._running), None)
+    def _start(self, tasks: asyncio.TaskGroup, waiting: Iterable[str]) -> None:
+        for rollout_id in waiting:
+            if len(self._running) >= self.concurrency:
+                return
+            if rollout_id not in self._running:
+                self._running[rollout_id] = tasks.create_task(self._one(rollout_id))
 
     def _may_draw(self) -> bool:
         if self.rl.gate.closed or self.rl.loader.exhausted:
