@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from attrs import evolve
 
+from fsm.storing import Fence
 from participants.gym import wire
 from participants.gym.client import GymServer
 
@@ -196,9 +197,7 @@ def rows(reports: Reports, out: Mapping[str, str]) -> dict[str, list[str]]:
     return {rollout: list(keys) for rollout, keys in named.items()}
 
 
-def hold_problems(
-    reports: Reports, fence: Any, phases: Sequence[str] | frozenset[str]
-) -> list[str]:
+def hold_problems(reports: Reports, fence: Fence, phases: frozenset[str]) -> list[str]:
     """Servers whose hold does not stand as it should (S4)."""
     problems = []
     for name, report in reports.items():
