@@ -26,7 +26,8 @@ class Caller:
 
     def is_behind(self, run: wire.RunId, lineage: int) -> bool:
         """Its run, or its history, is over: a later one was here."""
-        return self.run < run or self.lineage < lineage
+        same_controller = self.run.incarnation == run.incarnation
+        return self.run < run or (same_controller and self.lineage < lineage)
 
     def begins_anew(self, run: wire.RunId, lineage: int) -> bool:
         """It has another history: one that began later, or a controller took over without a
