@@ -17,7 +17,6 @@ from participants.gym.client import GymServer
 from participants.gym.fake import TOKEN, FakeGym, Fault
 from participants.gym.participant import Gym
 from participants.gym.remote import in_reach
-from tests.integration.http_support import serving
 from tests.gym_support import (
     FENCE,
     Draft,
@@ -31,6 +30,7 @@ from tests.gym_support import (
     run,
     until,
 )
+from tests.integration.http_support import serving
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
 
