@@ -24,6 +24,7 @@ from fsm.storing import Fence, PartWriter, SavedPart
 from fsm.strict import BadInput, read
 
 TRAIN, CAPTURE = "train", "capture"
+TRAINING_ROW, CAPTURE_ROW = "training row", "capture row"  # in references between parts
 BATCH_ROWS = 512  # rows per call: bounds memory, and a dead line's damage
 MAX_NAMES = 100  # in facts and messages
 INSPECTED = "(the one inspected)"  # a part does not know its snapshot's id
@@ -212,11 +213,12 @@ class DataPlanePart(Participant):
     @classmethod
     def inspect(cls, saved: SavedPart) -> Mapping[str, Any]:
         """Row counts, every record read and checked."""
-
-        def count(partition: str) -> int:
-            return sum(1 for _ in _records(saved, partition, INSPECTED))
-
-        return {"train_rows": count(TRAIN), "capture_rows": count(CAPTURE)}
+        train, capture = (
+            [record.key for record in _records(saved, partition, INSPECTED)]
+            for partition in (TRAIN, CAPTURE)
+        )
+        counts = {"train_rows": len(train), "capture_rows": len(capture)}
+        return counts | {"_has": has_rows(train, capture)}
 
     # -- how rows are kept ---------------------------------------------------------------------
 
@@ -256,6 +258,11 @@ def batches(keys: Iterable[str]) -> Iterator[list[str]]:
 
 def snapshot_id(restore: Restore) -> str:
     return restore.snapshot.id if restore.snapshot else "(none)"
+
+
+def has_rows(train: Iterable[str], capture: Iterable[str]) -> dict[str, list[str]]:
+    """What a data plane's part has, in the words of `quiesce verify`."""
+    return {TRAINING_ROW: list(train), CAPTURE_ROW: list(capture)}
 
 
 def _write_records(write: Any, rows: Mapping[str, Row], tags: Mapping[str, Tag]) -> None:

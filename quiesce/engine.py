@@ -65,9 +65,9 @@ class Engine(SnapshotEngine):
             finally:
                 timer.cancel()
 
-    async def save(self) -> SaveOutcome:
+    async def _attempt(self) -> SaveOutcome:
         async with self._watch.watching():
-            outcome = await super().save()
+            outcome = await super()._attempt()
         self._watch.ended(outcome)
         return outcome
 

@@ -10,8 +10,9 @@ from participants.gym.wire import RunReply, RunRequest
 if TYPE_CHECKING:
     from participants.gym.servers.agent import AgentServer
     from participants.gym.servers.policy import PolicyServer
-    from participants.gym.servers.resource import ResourceServer, SessionCodec
+    from participants.gym.servers.resource import ResourceServer
     from participants.gym.servers.serve import serve
+    from participants.gym.servers.sessions import SessionCodec
 
 __all__ = [
     "AgentServer",
@@ -31,7 +32,7 @@ _SERVERS = {
     "AgentServer": "agent",
     "PolicyServer": "policy",
     "ResourceServer": "resource",
-    "SessionCodec": "resource",
+    "SessionCodec": "sessions",
     "serve": "serve",
 }
 

@@ -7,8 +7,8 @@ name must be among what the parts have, unless its owner is `_settled`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from importlib import import_module, metadata
+from collections.abc import Callable, Iterator, Mapping
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +16,18 @@ from attrs import asdict
 
 from fsm.outcome import SnapshotRejected
 from fsm.participant import Participant
+from fsm.storing import SavedPart
+from participants.controller.participant import Controller
+from participants.data_plane import DataPlanePart
+from participants.gym.participant import Gym
+from participants.transfer_queue.contents import inspect as transfer_queue_part
 from storage.manifest import Manifest
 from storage.reader import Saved, read_manifest, verify_snapshot
 
 GROUP = "quiesce.participants"  # entry points by which plugins announce themselves
-# Ours, by the name of their part; the data plane's says in its files which of the two wrote it.
-OURS = {
-    "gym": "participants.gym.participant:Gym",
-    "controller": "participants.controller.participant:Controller",
-}
+# By the name of their part; the data plane's says in its files which of the two wrote it.
+OURS: dict[str, type[Participant]] = {"gym": Gym, "controller": Controller}
+Inspect = Callable[[SavedPart], Mapping[str, Any]]
 MISSING_SHOWN = 10
 
 
@@ -104,34 +107,24 @@ def _inspected(snapshot: Path, manifest: Manifest) -> Iterator[tuple[str, Mappin
     saved = Saved(snapshot.absolute().parent, manifest)
     for name in manifest.formats:
         part = saved.part(name)
-        kind = participant_class(name, {entry.path for entry in part.files()})
-        if kind is None:
+        inspect = inspector(name, {entry.path for entry in part.files()})
+        if inspect is None:
             yield name, {"files": len(part.files()), "note": "no plugin here understands it"}
         else:
-            yield name, kind.inspect(part)
+            yield name, inspect(part)
 
 
-def participant_class(name: str, files: set[str]) -> type[Participant] | None:
-    """The class that wrote a part: ours, or a plugin that announces itself under the name."""
+def inspector(name: str, files: set[str]) -> Inspect | None:
+    """What understands a part: ours, or that of a plugin which announces itself by the name."""
     if name == "data_plane":
-        tq = any(path.endswith("/transfer_queue.json") for path in files)
-        return _load(
-            "participants.transfer_queue.contents:Inspected"
-            if tq
-            else "participants.data_plane:DataPlanePart"
-        )
+        from_queue = any(path.endswith("/transfer_queue.json") for path in files)
+        return transfer_queue_part if from_queue else DataPlanePart.inspect
     if name in OURS:
-        return _load(OURS[name])
+        return OURS[name].inspect
     for entry in metadata.entry_points(group=GROUP, name=name):
-        loaded: type[Participant] = entry.load()
-        return loaded
+        plugin: type[Participant] = entry.load()
+        return plugin.inspect
     return None
-
-
-def _load(where: str) -> type[Participant]:
-    module, _, attribute = where.partition(":")
-    loaded: type[Participant] = getattr(import_module(module), attribute)
-    return loaded
 
 
 def _public(part: Mapping[str, Any]) -> dict[str, Any]:

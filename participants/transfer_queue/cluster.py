@@ -15,7 +15,8 @@ import transfer_queue as tq
 from omegaconf import OmegaConf
 
 from fsm.outcome import Unavailable
-from participants.transfer_queue.plane import Topology, TransferQueuePlane
+from participants.transfer_queue.contents import Topology
+from participants.transfer_queue.plane import TransferQueuePlane
 
 _ACTOR, _NAMESPACE = "TransferQueueController", "transfer_queue"
 _ANSWER_TIMEOUT_S = 60.0

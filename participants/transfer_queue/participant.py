@@ -9,46 +9,33 @@ TransferQueue that is like the one saved; and after a failed load only a fresh o
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import transfer_queue as tq
-from attrs import asdict, frozen
+from attrs import asdict
 
-from fsm.outcome import Refused, SnapshotRejected
+from fsm.outcome import Refused
 from fsm.participant import Attempt, Restore
 from fsm.storing import PartWriter, SavedPart
 from fsm.strict import write
 from participants.data_plane import (
-    CAPTURE,
-    INSPECTED,
-    TRAIN,
     DataPlanePart,
     Listing,
-    read_saved,
     snapshot_id,
 )
-from participants.transfer_queue.plane import Topology, TransferQueuePlane
-
-_DOCUMENT, _CHECKPOINT = "transfer_queue", "checkpoint"
-
-
-@frozen
-class Contents:
-    """The part's own document, `transfer_queue.json`: readable without unpickling anything.
-
-    keys, half_born: by partition, of all partitions. inventory_sha256: over keys and tags.
-    """
-
-    schema_version: int
-    topology: Topology
-    keys: dict[str, list[str]]
-    half_born: dict[str, list[str]]
-    inventory_sha256: str
+from participants.transfer_queue.contents import (
+    CHECKPOINT,
+    DOCUMENT,
+    Topology,
+    contents_of,
+    inspect,
+    inventory_digest,
+    read_contents,
+)
+from participants.transfer_queue.plane import TransferQueuePlane
 
 
 class TransferQueue(DataPlanePart):
@@ -71,23 +58,21 @@ class TransferQueue(DataPlanePart):
         return await self.plane.listing()
 
     async def _write(self, attempt: Attempt, part: PartWriter, held: Listing) -> None:
-        folder = part.path.absolute() / _CHECKPOINT  # its actors have working folders of their own
+        folder = part.path.absolute() / CHECKPOINT  # its actors have working folders of their own
         await attempt.in_thread(partial(_save, folder))
-        part.document(_DOCUMENT, write(_contents(self.plane.topology, held)))
+        part.document(DOCUMENT, write(contents_of(self.plane.topology, held)))
         await attempt.in_thread(part.adopt)
 
     async def _load(self, restore: Restore) -> None:
         saved = restore.saved()
-        contents = _read_contents(saved, snapshot_id(restore))
+        contents = read_contents(saved, snapshot_id(restore))
         self._must_fit(contents.topology)
         self._spoilt = True
         try:
-            await restore.in_thread(
-                partial(tq.load_checkpoint, saved.path.absolute() / _CHECKPOINT)
-            )
+            await restore.in_thread(partial(tq.load_checkpoint, saved.path.absolute() / CHECKPOINT))
         except Exception as error:
             raise _fresh_start(f"loading failed part way: {error}") from error
-        if _digest(await self._list()) != contents.inventory_sha256:
+        if inventory_digest(await self._list()) != contents.inventory_sha256:
             raise _fresh_start(f"after loading, keys or tags differ from those of {saved.path}")
         self._spoilt = False
 
@@ -109,13 +94,7 @@ class TransferQueue(DataPlanePart):
     @classmethod
     def inspect(cls, saved: SavedPart) -> Mapping[str, Any]:
         """Row counts and topology, from our document alone."""
-        contents = _read_contents(saved, INSPECTED)
-        return {
-            "train_rows": len(contents.keys.get(TRAIN, ())),
-            "capture_rows": len(contents.keys.get(CAPTURE, ())),
-            "half_born": sum(map(len, contents.half_born.values())),
-            "topology": asdict(contents.topology),
-        }
+        return inspect(saved)
 
 
 def _save(folder: Path) -> None:
@@ -132,24 +111,3 @@ def _fresh_start(why: str) -> Refused:
         "fresh_start_needed",
         f"{why}; close TransferQueue, start it anew, and restore again (the snapshot is untouched)",
     )
-
-
-def _contents(topology: Topology, held: Listing) -> Contents:
-    keys = {partition: sorted(tags) for partition, tags in held.tags.items()}
-    half_born = {partition: list(names) for partition, names in held.half_born.items()}
-    return Contents(1, topology, keys, half_born, _digest(held))
-
-
-def _digest(held: Listing) -> str:
-    """Of keys and tags; a tag's value that JSON does not know counts by its repr."""
-    text = json.dumps([held.tags, held.half_born], sort_keys=True, default=repr)
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _read_contents(saved: SavedPart, snapshot: str) -> Contents:
-    what = f"{_DOCUMENT}.json"
-    contents = read_saved(Contents, saved.document(_DOCUMENT), what, snapshot)
-    if contents.schema_version != 1:
-        why = f"schema version {contents.schema_version}, this reads 1"
-        raise SnapshotRejected(snapshot, what, why)
-    return contents

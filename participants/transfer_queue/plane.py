@@ -15,25 +15,14 @@ from typing import Any, TypeVar
 
 import transfer_queue as tq
 import zmq
-from attrs import frozen
 from tensordict import TensorDict
 
 from participants.data_plane import CAPTURE, Listing, Row, Tag, batches, check_row
 from participants.transfer_queue import columns
 from participants.transfer_queue.columns import Group, Shape
+from participants.transfer_queue.contents import Topology
 
 T = TypeVar("T")
-
-
-@frozen
-class Topology:
-    """What a checkpoint needs of the TransferQueue that loads it: all must be equal."""
-
-    version: str
-    backend: str
-    units: int
-    sampler: str
-    ssd_offload: bool = False
 
 
 class TransferQueuePlane:

@@ -28,6 +28,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--crashes", type=int, default=defaults["crashes"], help="how often everything is killed")
     add("--seed", type=int, default=defaults["seed"])
     add("--concurrency", type=int, default=defaults["concurrency"], help="rollouts in flight")
+    add(
+        "--drain",
+        choices=["calls", "none"],
+        help="does a pause wait for model replies? (default: none for llm)",
+    )
     add("--interval-s", type=float, default=defaults["interval_s"], help="between snapshots")
     add("--delay-s", type=float, default=defaults["delay_s"], help="of a scripted reply")
     add("--deadline-s", type=float, default=defaults["deadline_s"], help="of the whole demo")

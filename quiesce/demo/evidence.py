@@ -45,9 +45,7 @@ def rows_of(rollouts: Iterable[str], evidence: Mapping[str, Any]) -> dict[str, d
         name: {
             "training": evidence["rows"].count(name),
             "trained": trained.count(name),
-            "capture": sum(
-                key.startswith((f"{name}/", f"{name}-a")) for key in evidence["capture"]
-            ),
+            "capture": len(owned(evidence["capture"], [name])[name]),
         }
         for name in rollouts
     }

@@ -13,7 +13,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
-import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse
@@ -78,7 +77,9 @@ def receiver(plane: CaptureSink, token: str) -> Starlette:
 
 @asynccontextmanager
 async def serving(plane: CaptureSink, token: str, port: int) -> AsyncIterator[str]:
-    """`receiver` on 127.0.0.1, in this event loop; yields its URL."""
+    """`receiver` on 127.0.0.1, in this event loop; yields its URL. OSError: the port is taken."""
+    import uvicorn  # the sink's side runs in policy servers, which serve something else
+
     config = uvicorn.Config(
         receiver(plane, token), host="127.0.0.1", port=port, log_level="warning", lifespan="off"
     )
@@ -87,6 +88,8 @@ async def serving(plane: CaptureSink, token: str, port: int) -> AsyncIterator[st
     try:
         while not server.started and not task.done():  # noqa: ASYNC110  uvicorn has no event
             await asyncio.sleep(0.01)
+        if task.done():
+            raise OSError(f"port {port} is in use")
         yield f"http://127.0.0.1:{port}"
     finally:
         server.should_exit = True

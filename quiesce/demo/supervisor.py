@@ -85,6 +85,7 @@ class Supervisor:
 
     def _live(self, life: int) -> None:
         begun = time.monotonic()
+        self._follow()  # what the last life still wrote belongs to it
         self._saved_at_start = self._saved()
         self.spec = evolve(self.spec, life=life)
         self.spec.write(self.places.spec)

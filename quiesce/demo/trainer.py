@@ -81,6 +81,7 @@ class Trainer:
             Config(
                 snapshot_attempt_interval_s=spec.options.interval_s,
                 prepare_timeout_s=60.0,
+                drain=spec.options.drains,
                 lease_s=30.0,
                 renew_every_s=5.0,
             ),
@@ -100,8 +101,8 @@ class Trainer:
             training = group.create_task(self.train.run(steps=self.spec.options.groups - 1))
             await self.pump.run()
             await training
-            await self.engine.save()  # what the run leaves behind, with its last results
-            telling.cancel()
+            async with self.engine.exclusive("the end of the run"):
+                telling.cancel()  # and the snapshot that the run leaves behind is taken
         await self._leave_evidence()
         await self.engine.close()
 

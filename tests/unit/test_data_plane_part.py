@@ -59,7 +59,14 @@ def test_every_row_and_tag_comes_back_into_an_empty_plane() -> None:
             "_capture": ["p1_g0/call-1", "p1_g0/call-2"],
         }
         assert await everything(other.plane) == await everything(plane)
-        assert DataPlanePart.inspect(restore.saved()) == {"train_rows": 2, "capture_rows": 2}
+        assert DataPlanePart.inspect(restore.saved()) == {
+            "train_rows": 2,
+            "capture_rows": 2,
+            "_has": {
+                "training row": ["p0_g0", "p0_g1"],
+                "capture row": ["p1_g0/call-1", "p1_g0/call-2"],
+            },
+        }
 
     run(main)
 
