@@ -25,6 +25,7 @@ from participants.controller.join import (
     sentence,
 )
 from participants.controller.ledger import Rollout
+from participants.gym import merge, wire
 
 NAME, ROW = "p2_g1", "p2_g1/call-7"
 STATES = ("reserved", "expecting", "dispatched", "sealed", "claimed", "trained", "dropped", None)
@@ -123,23 +124,23 @@ def test_sentences_for_people() -> None:
     assert sentence(entry("dropped", reason="stale"), Keep()) == "p2_g1: dropped, stale"
 
 
-def test_facts_of_the_gym_participant() -> None:
-    gym = GymPart.read(
-        {
-            "_continuations": {
-                "p0_g0": {
-                    "attempt_index": 1,
-                    "server": "agent-0",
-                    "capture_key": "p0_g0",
-                    "last_call": None,
-                }
-            },
-            "_finished": {"p0_g1": {"attempt_index": 0, "server": "agent-1", "result_digest": "d"}},
-            "_restarts": {"p0_g2": "uncertain"},
-            "_rows": {"p0_g3": ["p0_g3/call-0"]},
-        }
+def test_facts_as_the_gym_participant_gives_them() -> None:
+    line = wire.Continuation(1, "p0_g0", 1, "p0_g0", None, {})
+    doubled = wire.Continuation(1, "p0_g2", 0, "p0_g2", "call-1", {})
+    agent = wire.Report(
+        phase="staged",
+        continuations=(line, doubled),
+        finished=(wire.Finished("p0_g1", 0, "digest"),),
+        rows={"p0_g1": ("p0_g1/call-0",)},
     )
-    assert gym.parts["p0_g0"] == Part("agent-0", 1, Continue(None))
-    assert gym.parts["p0_g1"] == Part("agent-1", 0, AnswerAtOnce())
-    assert gym.rollouts() == {"p0_g0", "p0_g1", "p0_g2", "p0_g3"}
+    other = wire.Report(phase="staged", continuations=(doubled,))
+    policy = wire.Report(phase="staged", rows={"p0_g3": ("p0_g3/call-0",)})
+    reports = {"agent-0": agent, "agent-1": other, "policy": policy}
+    gym = GymPart.read(merge.restore_facts(reports, {"p0_g4": "uncertain"}))
+    assert gym.parts == {
+        "p0_g0": Part("agent-0", 1, Continue(None)),
+        "p0_g1": Part("agent-0", 0, AnswerAtOnce()),
+    }
+    assert dict(gym.restarts) == {"p0_g2": merge.TWO_OWNERS, "p0_g4": "uncertain"}
+    assert gym.rollouts() == {f"p0_g{number}" for number in range(5)}
     assert GymPart.read({}) == GymPart()
