@@ -87,8 +87,11 @@ class FakePart:
         self.exports += 1
         return Export({"rows": self.rows}, wire.Report(phase="", counts={"rows": 1}))
 
-    def stage(self, records: Any) -> wire.Report:
-        self.did.append(("stage", records))
+    def check(self, read: Any) -> Any:
+        return list(read("rows"))
+
+    def stage(self, checked: Any) -> wire.Report:
+        self.did.append(("stage", checked))
         return wire.Report(phase="")
 
     def activate(self, incarnation: int) -> None:

@@ -29,7 +29,7 @@ from participants.gym.servers.asgi import (
 )
 from participants.gym.servers.gate import Gate
 from participants.gym.servers.journal import Journal, call_id
-from participants.gym.servers.parts import Export, Records
+from participants.gym.servers.parts import Export, Read
 from participants.gym.servers.routes import LISTS_LIMIT, ControlPlane, Route
 from participants.gym.servers.runs import Kept, Known, Place, Run, digest_of, result_of
 from participants.gym.servers.transport import JournalTransport, Neighbours
@@ -281,9 +281,12 @@ class AgentServer:
         saves = self.mode == "export"
         return agent_part.export([known[name] for name in sorted(known)], saves_runs=saves)
 
-    def stage(self, records: Records) -> wire.Report:
-        self._staged = agent_part.staged(records)
-        return agent_part.report_of(self._staged.values())
+    def check(self, read: Read) -> dict[str, Place | Kept]:
+        return agent_part.checked(read)
+
+    def stage(self, checked: dict[str, Place | Kept]) -> wire.Report:
+        self._staged = checked
+        return agent_part.report_of(checked.values())
 
     def activate(self, incarnation: int) -> None:
         for run in self._runs():

@@ -13,10 +13,9 @@ from typing import Any
 from attrs import frozen
 
 from fsm import strict
-from fsm.outcome import Refused
 from participants.gym import wire
 from participants.gym.servers.journal import Entry, Journal, call_id, entry_of, record_of
-from participants.gym.servers.parts import Export, Records
+from participants.gym.servers.parts import Export, Read
 from participants.gym.servers.runs import Kept, Known, Place, Run, continuation_of
 
 
@@ -54,15 +53,12 @@ def export(known: Iterable[Known], *, saves_runs: bool = True) -> Export:
     return Export(records, _report(lines, places, kept, tuple(restarts)))
 
 
-def staged(records: Records) -> dict[str, Place | Kept]:
-    """A saved part, checked as a whole. Raises Refused(invalid_checkpoint_state)."""
-    try:
-        found: list[Place | Kept] = [*_places(records), *_results(records.get("finished", ()))]
-    except ValueError as problem:
-        raise Refused(wire.BAD_STATE, str(problem)[:2000]) from None
+def checked(read: Read) -> dict[str, Place | Kept]:
+    """A saved part, as a whole. Raises ValueError."""
+    found: list[Place | Kept] = [*_places(read), *_results(read("finished"))]
     known = {one.rollout_id: one for one in found}
     if len(known) != len(found):
-        raise Refused(wire.BAD_STATE, "a rollout is there twice")
+        raise ValueError("a rollout is there twice")
     return known
 
 
@@ -100,11 +96,9 @@ def _journal_record(place: Run | Place, entries: tuple[Entry, ...]) -> dict[str,
     }
 
 
-def _places(records: Records) -> Iterator[Place]:
-    lines, journals = records.get("continuations", []), records.get("journals", [])
-    if len(lines) != len(journals):
-        raise ValueError(f"{len(lines)} continuations, but {len(journals)} journals")
-    for number, (line, journal) in enumerate(zip(lines, journals, strict=True), start=1):
+def _places(read: Read) -> Iterator[Place]:
+    pairs = zip(read("continuations"), read("journals"), strict=True)
+    for number, (line, journal) in enumerate(pairs, start=1):
         saved = strict.read(wire.Continuation, line, f"continuations.jsonl:{number}")
         yield _place(saved, strict.read(_SavedJournal, journal, f"journals.jsonl:{number}"))
 

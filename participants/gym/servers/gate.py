@@ -23,7 +23,7 @@ from fsm.outcome import Refused
 from fsm.storing import Fence, FileEntry
 from participants.gym import wire
 from participants.gym.servers.lease import Clock, Lease
-from participants.gym.servers.parts import Export, Part, Records, place_of, read_part, write_part
+from participants.gym.servers.parts import Export, Part, place_of, read_part, write_part
 from storage.jsontext import canonical
 
 log = logging.getLogger("quiesce.gym.gate")
@@ -294,13 +294,11 @@ class Gate:
         return await task
 
     async def _stage(self, message: wire.Stage) -> wire.Report:
-        records: Records = {}  # a start from nothing stages nothing
-        if message.snapshot:
-            records = await asyncio.to_thread(
-                read_part, self._root, message.snapshot, self._place, message.files
-            )
+        checked = await asyncio.to_thread(
+            read_part, self._root, message.snapshot, self._place, message.files, self.part.check
+        )
         self._must_stand(message)
-        report = self.part.stage(records)
+        report = self.part.stage(checked)
         self._machine.fire(hold.STAGE)
         return self._report(report)
 

@@ -15,7 +15,6 @@ from typing import Any
 
 from attrs import evolve, frozen
 
-from fsm import strict
 from participants.gym import wire
 
 # Fields of a JSON body that name the run: they differ from run to run of one history.
@@ -188,29 +187,6 @@ def call_id(number: int) -> str:
 # -- as records ------------------------------------------------------------------------------------
 
 
-@frozen
-class _SavedOutcome:
-    status: int | None = None
-    headers: tuple[tuple[str, str], ...] = ()
-    body: str | None = None
-    body_base64: str | None = None
-    error: str | None = None
-    message: str = ""
-
-
-@frozen
-class _SavedEntry:
-    server: str
-    method: str
-    route: str
-    digest: str
-    call: str | None
-    attempt_index: int
-    row: str | None
-    revision: int | None
-    outcome: _SavedOutcome | None
-
-
 def record_of(entry: Entry) -> dict[str, Any]:
     """An entry as JSON-able data. By hand: a snapshot has hundreds of thousands of them."""
     return {
@@ -227,20 +203,30 @@ def record_of(entry: Entry) -> dict[str, Any]:
 
 
 def entry_of(number: int, data: Any) -> Entry:
-    """The reverse of `record_of`. Raises ValueError naming what is wrong."""
-    saved = strict.read(_SavedEntry, data, f"entry {number} of the journal")
-    return Entry(
-        number=number,
-        server=saved.server,
-        method=saved.method,
-        route=saved.route,
-        digest=saved.digest,
-        call=None if saved.call is None else wire.call_number(saved.call),
-        outcome=None if saved.outcome is None else _outcome_of(saved.outcome),
-        attempt_index=saved.attempt_index,
-        row=saved.row,
-        revision=saved.revision,
-    )
+    """The reverse of `record_of`. Raises ValueError naming what is wrong. By hand, too."""
+    try:
+        call = _typed(data, "call", str, None)
+        return Entry(
+            number=number,
+            server=_typed(data, "server", str),
+            method=_typed(data, "method", str),
+            route=_typed(data, "route", str),
+            digest=_typed(data, "digest", str),
+            call=None if call is None else wire.call_number(call),
+            outcome=_outcome_of(data["outcome"]),
+            attempt_index=_typed(data, "attempt_index", int),
+            row=_typed(data, "row", str, None),
+            revision=_typed(data, "revision", int, None),
+        )
+    except (KeyError, TypeError, AttributeError, ValueError) as problem:
+        raise ValueError(f"entry {number} of a journal: {problem!r}") from None
+
+
+def _typed(data: Any, key: str, *kinds: type | None) -> Any:
+    value = data[key]
+    if type(value) not in kinds and not (value is None and None in kinds):
+        raise ValueError(f"{key} is {value!r}")
+    return value
 
 
 def _outcome_record(outcome: Reply | Failure | None) -> dict[str, Any] | None:
@@ -255,11 +241,14 @@ def _outcome_record(outcome: Reply | Failure | None) -> dict[str, Any] | None:
         return record | {"body_base64": base64.b64encode(outcome.body).decode()}
 
 
-def _outcome_of(saved: _SavedOutcome) -> Reply | Failure:
-    if saved.status is None:
-        return Failure(saved.error or "TransportError", saved.message)
-    if saved.body_base64 is not None:
-        body = base64.b64decode(saved.body_base64, validate=True)
+def _outcome_of(data: Any) -> Reply | Failure | None:
+    if data is None:
+        return None
+    if "error" in data:
+        return Failure(_typed(data, "error", str), _typed(data, "message", str))
+    headers = tuple((str(name), str(value)) for name, value in data["headers"])
+    if "body_base64" in data:
+        body = base64.b64decode(data["body_base64"], validate=True)
     else:
-        body = (saved.body or "").encode()
-    return Reply(saved.status, saved.headers, body)
+        body = data["body"].encode()
+    return Reply(_typed(data, "status", int), headers, body)

@@ -9,10 +9,9 @@ from typing import Any
 from attrs import define, field, frozen
 
 from fsm import strict
-from fsm.outcome import Refused
 from participants.gym import wire
 from participants.gym.servers.journal import Reply, call_id
-from participants.gym.servers.parts import Export, Records
+from participants.gym.servers.parts import Export, Read
 
 
 @define(eq=False)
@@ -108,17 +107,14 @@ def _named(ledger: Ledger | None, line: wire.Continuation) -> _SavedLedger | Non
     return _SavedLedger(line.rollout_id, line.attempt_index, ledger.lineage, calls)
 
 
-def staged(records: Records) -> dict[str, Ledger]:
-    """A saved part, checked as a whole. Raises Refused(invalid_checkpoint_state)."""
-    try:
-        ledgers = dict(_ledgers(records.get("ledger", ())))
-        index = dict(_rows(records.get("rows", ())))
-    except ValueError as problem:
-        raise Refused(wire.BAD_STATE, str(problem)[:2000]) from None
-    if len(ledgers) != len(records.get("ledger", ())):
-        raise Refused(wire.BAD_STATE, "a rollout is in the ledger twice")
+def checked(read: Read) -> dict[str, Ledger]:
+    """A saved part, as a whole. Raises ValueError."""
+    found = list(_ledgers(read("ledger")))
+    ledgers, index = dict(found), dict(_rows(read("rows")))
+    if len(ledgers) != len(found):
+        raise ValueError("a rollout is in the ledger twice")
     if index != {name: ledger.rows() for name, ledger in ledgers.items()}:
-        raise Refused(wire.BAD_STATE, "rows.jsonl is not what the ledger says")
+        raise ValueError("rows.jsonl is not what the ledger says")
     return ledgers
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from attrs import frozen
 
@@ -14,7 +14,8 @@ from fsm.storing import FileEntry
 from participants.gym import wire
 from storage.part import PartFolder, SavedFolder
 
-Records = dict[str, list[Any]]  # file name without .jsonl: its records
+T = TypeVar("T")
+Read = Callable[[str], Iterator[Any]]  # the records of a file, by its name without .jsonl
 
 
 @frozen
@@ -47,8 +48,12 @@ class Part(Protocol):
     def export(self, commit: wire.Commit) -> Export:
         """One copy of everything (H4). Raises `Refused`."""
 
-    def stage(self, records: Records) -> wire.Report:
-        """Check a saved part and keep it aside. Raises `Refused`, then nothing is staged (R1)."""
+    def check(self, read: Read) -> Any:
+        """A saved part as `stage` takes it. Touches nothing: it runs in a thread. Reads every
+        file to its end (only then its digest is known), and raises ValueError for what is wrong."""
+
+    def stage(self, checked: Any) -> wire.Report:
+        """Keep it aside (R1)."""
 
     def activate(self, incarnation: int) -> None:
         """Close every run of an older incarnation; replace what is here with what is staged."""
@@ -88,17 +93,21 @@ def write_part(
     return part.files
 
 
-def read_part(root: Path, snapshot: str, place: str, files: tuple[FileEntry, ...]) -> Records:
-    """Every file of a part, with its digests checked. Runs in a thread.
+def read_part(
+    root: Path, snapshot: str, place: str, files: tuple[FileEntry, ...], check: Callable[[Read], T]
+) -> T:
+    """`check` of a part whose digests are verified while it is read. Runs in a thread.
 
-    Raises Refused(invalid_checkpoint_state), naming the file and the reason.
+    snapshot "" is an empty part (a start from nothing). Raises Refused(invalid_checkpoint_state),
+    naming the file and the reason.
     """
+    if not snapshot:
+        return check(lambda _: iter(()))
     try:
         saved = SavedFolder(root, snapshot, place, files)
     except ValueError as error:
         raise Refused(wire.BAD_REQUEST, str(error)) from None
     try:
-        names = [entry.path.removeprefix(f"{place}/") for entry in saved.files()]
-        return {name.removesuffix(".jsonl"): list(saved.records(name[:-6])) for name in names}
+        return check(saved.records)
     except (SnapshotRejected, ValueError) as error:
-        raise Refused(wire.BAD_STATE, str(error)) from error
+        raise Refused(wire.BAD_STATE, str(error)[:2000]) from error

@@ -23,7 +23,7 @@ from participants.gym.servers.capture import POLICY_VERSION, capture_row, is_str
 from participants.gym.servers.gate import Gate
 from participants.gym.servers.journal import Reply, body_digest, call_id
 from participants.gym.servers.ledger import Call, Ledger
-from participants.gym.servers.parts import Export, Records
+from participants.gym.servers.parts import Export, Read
 from participants.gym.servers.routes import LISTS_LIMIT, ControlPlane, Route
 
 log = logging.getLogger("quiesce.gym.policy")
@@ -271,9 +271,12 @@ class PolicyServer:
     def export(self, commit: wire.Commit) -> Export:
         return ledgers.export(self._ledgers, commit.continuations)
 
-    def stage(self, records: Records) -> wire.Report:
-        self._staged = ledgers.staged(records)
-        return ledgers.report_of({name: one.rows() for name, one in self._staged.items()})
+    def check(self, read: Read) -> dict[str, Ledger]:
+        return ledgers.checked(read)
+
+    def stage(self, checked: dict[str, Ledger]) -> wire.Report:
+        self._staged = checked
+        return ledgers.report_of({name: one.rows() for name, one in checked.items()})
 
     def activate(self, incarnation: int) -> None:
         for ledger in self._ledgers.values():

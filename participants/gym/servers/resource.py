@@ -23,7 +23,7 @@ from participants.gym.servers.asgi import MIB, App, answered, body_of, buffered
 from participants.gym.servers.caller import Caller, caller_of, number_in
 from participants.gym.servers.gate import Gate
 from participants.gym.servers.journal import Reply, body_digest
-from participants.gym.servers.parts import Export, Records
+from participants.gym.servers.parts import Export, Read
 from participants.gym.servers.routes import LISTS_LIMIT, ControlPlane, Route
 from participants.gym.servers.sessions import Answer, Mode, Session, SessionCodec, Staged
 
@@ -242,9 +242,12 @@ class ResourceServer:
                 raise Refused(wire.UNCERTAIN, f"shared state after: {', '.join(torn[:100])}")
         return saved.export(self._sessions, self._codec, self.mode)
 
-    def stage(self, records: Records) -> wire.Report:
-        self._staged = saved.staged(records)
-        return saved.report_of({name: one.session.revision for name, one in self._staged.items()})
+    def check(self, read: Read) -> dict[str, Staged]:
+        return saved.checked(read)
+
+    def stage(self, checked: dict[str, Staged]) -> wire.Report:
+        self._staged = checked
+        return saved.report_of({name: one.session.revision for name, one in checked.items()})
 
     def activate(self, incarnation: int) -> None:
         """May be repeated if a codec raised: importing replaces."""

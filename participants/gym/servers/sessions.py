@@ -15,7 +15,7 @@ from fsm import strict
 from fsm.outcome import Refused
 from participants.gym import wire
 from participants.gym.servers.journal import Reply
-from participants.gym.servers.parts import Export, Records
+from participants.gym.servers.parts import Export, Read
 from storage.jsontext import canonical
 
 MAX_ANSWERS = 1024  # recorded answers of one session
@@ -160,16 +160,13 @@ def _answer_record(request_id: str, answer: Answer) -> dict[str, Any]:
     }
 
 
-def staged(records: Records) -> dict[str, Staged]:
-    """A saved part, checked as a whole. Raises Refused(invalid_checkpoint_state)."""
-    saved = records.get("sessions", [])
-    try:
-        found = dict(_sessions(saved))
-    except ValueError as problem:
-        raise Refused(wire.BAD_STATE, str(problem)[:2000]) from None
-    if len(found) != len(saved):
-        raise Refused(wire.BAD_STATE, "a session is there twice")
-    return found
+def checked(read: Read) -> dict[str, Staged]:
+    """A saved part, as a whole. Raises ValueError."""
+    found = list(_sessions(read("sessions")))
+    sessions = dict(found)
+    if len(sessions) != len(found):
+        raise ValueError("a session is there twice")
+    return sessions
 
 
 def _sessions(records: Iterable[Any]) -> Iterator[tuple[str, Staged]]:
