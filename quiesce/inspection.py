@@ -1,8 +1,9 @@
 """Looking into a snapshot without running anything: what `quiesce show` and `verify` say.
 
-Each participant's `inspect` understands its own files. Two of its keys tie the parts together:
-`_has` {kind: names} says what is there, `_needs` {kind: {name: owner}} what must be; every needed
-name must be among what the parts have, unless its owner is `_settled`.
+Each participant's `inspect` understands its own files. Three of its keys tie the parts together:
+`_has` {kind: names} says what is there, `_needs` {kind: {name: owner}} what must be. Every needed
+name must be among what the parts have. Where a part says which owners are `_live`, the names of
+others do not matter any more: a restore drops them.
 """
 
 from __future__ import annotations
@@ -56,15 +57,15 @@ def verify(snapshot: Path) -> dict[str, Any]:
 def references(snapshot: str, parts: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
     """How many names of each kind are needed. Raises `SnapshotRejected` for one that is missing."""
     has: dict[str, set[str]] = {}
-    settled: set[str] = set()
     for part in parts.values():
-        settled.update(part.get("_settled", ()))
         for kind, names in part.get("_has", {}).items():
             has.setdefault(kind, set()).update(names)
+    said = [set(part["_live"]) for part in parts.values() if "_live" in part]
+    live = set[str]().union(*said) if said else None
     counts: dict[str, int] = {}
     for who, part in parts.items():
         for kind, owners in part.get("_needs", {}).items():
-            needed = {name for name, owner in owners.items() if owner not in settled}
+            needed = {name for name, owner in owners.items() if live is None or owner in live}
             if missing := sorted(needed - has.get(kind, set())):
                 named = ", ".join(missing[:MISSING_SHOWN])
                 more = f" and {len(missing) - MISSING_SHOWN} more" if len(missing) > 10 else ""
@@ -111,7 +112,15 @@ def _inspected(snapshot: Path, manifest: Manifest) -> Iterator[tuple[str, Mappin
         if inspect is None:
             yield name, {"files": len(part.files()), "note": "no plugin here understands it"}
         else:
-            yield name, inspect(part)
+            yield name, _told_of(manifest.id, inspect, part)
+
+
+def _told_of(snapshot: str, inspect: Inspect, part: SavedPart) -> Mapping[str, Any]:
+    """A part does not know which snapshot it belongs to; the person who asked wants to."""
+    try:
+        return inspect(part)
+    except SnapshotRejected as error:
+        raise SnapshotRejected(snapshot, error.what, error.why) from error
 
 
 def inspector(name: str, files: set[str]) -> Inspect | None:

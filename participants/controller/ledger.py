@@ -15,6 +15,7 @@ from attrs import evolve, field, frozen
 
 from fsm import strict
 from fsm.outcome import InvariantError
+from participants.data_plane import TRAINING_ROW
 from participants.gym.wire import Finished
 
 State = Literal["reserved", "dispatched", "sealed", "claimed", "trained", "dropped"]
@@ -312,3 +313,14 @@ def _mark(names: dict[str, None], name: str, present: bool) -> None:
 def _must(condition: bool, otherwise: str) -> None:
     if not condition:
         raise InvariantError(otherwise)
+
+
+def references(records: Iterable[object]) -> dict[str, Any]:
+    """What a saved ledger says of other parts, in the words of `quiesce verify`: training rows
+    that must be there, and the rollouts (`_live`) whose capture rows still matter."""
+    entries = [strict.read(Rollout, one, "a record of the ledger") for one in records]
+    rows = {
+        o.row_key: o.rollout_id for o in entries if o.row_key and o.state in ("sealed", "claimed")
+    }
+    live = [one.rollout_id for one in entries if one.state in UNFINISHED]
+    return {"_needs": {TRAINING_ROW: rows}, "_live": [*live, *rows.values()]}

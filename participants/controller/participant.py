@@ -11,6 +11,7 @@ from attrs import asdict
 from fsm.outcome import Skip, SkipReason, SnapshotRejected
 from fsm.participant import Attempt, Facts, Participant, Restore
 from fsm.storing import Fence, PartWriter, SavedPart
+from participants.controller.ledger import references
 from participants.controller.state import Found, Records, RlState, Watched
 
 INDEX = "index"  # {"records": {name: how many}, "counts": {...}}
@@ -106,13 +107,18 @@ class Controller(Participant):
 
     @classmethod
     def inspect(cls, saved: SavedPart) -> Mapping[str, Any]:
-        """Where every prompt was at the cut. Raises SnapshotRejected for missing records."""
+        """Where every prompt was at the cut. Raises SnapshotRejected for missing records.
+
+        The references are those of our own ledger; another `RlState` may keep none.
+        """
         try:
-            _read(saved)
+            records = _read(saved)
         except ValueError as error:
             raise SnapshotRejected(str(saved.path), cls.name, str(error)) from error
         index: Mapping[str, Any] = saved.document(INDEX)
-        return index
+        if "ledger" not in records or "totals" not in records:
+            return index
+        return {**index, **references(records["ledger"])}
 
 
 def _write(part: PartWriter, records: Records, index: Mapping[str, Any]) -> None:

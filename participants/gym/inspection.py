@@ -14,6 +14,7 @@ from attrs import field, frozen
 from fsm import strict
 from fsm.outcome import SnapshotRejected
 from fsm.storing import SavedPart
+from participants.data_plane import CAPTURE_ROW
 from participants.gym import wire
 
 CONTINUATIONS, FINISHED = "continuations.jsonl", "finished.jsonl"  # of agents
@@ -43,6 +44,9 @@ def part(saved: SavedPart) -> Mapping[str, Any]:
         "rollouts": rollouts,
         "finished": found.finished,
         "sessions": len(found.revisions),
+        "_needs": {
+            CAPTURE_ROW: {row: name for name in rollouts for row in found.rows.get(name, ())}
+        },
     }
 
 
