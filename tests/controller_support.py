@@ -50,7 +50,8 @@ class FakeGym:
         self.asked: list[RunRequest] = []
         self.failures: list[Exception] = []  # raised by the next calls of run_rollout
         self.ack_failures: list[Exception] = []
-        self.auto = False  # runs finish by themselves, after two turns
+        self.auto = False  # runs finish by themselves, after two more turns
+        self.pace = 0  # rounds of the loop that a turn takes then
 
     # -- GymCalls ------------------------------------------------------------------------------
 
@@ -60,8 +61,9 @@ class FakeGym:
             raise self.failures.pop(0)
         run = self.accept(server_name, request)
         if self.auto and run.result is None:
-            await self.turn(request.rollout_id)
-            await self.turn(request.rollout_id)
+            for _ in range(2):
+                await settle(self.pace)
+                await self.turn(request.rollout_id)
             self.end(request.rollout_id)
         if run.result is None:
             done = asyncio.get_running_loop().create_future()
@@ -250,9 +252,9 @@ async def until(condition: Callable[[], object], rounds: int = 10_000) -> None:
     raise AssertionError("the condition never came to hold")
 
 
-async def settle() -> None:
+async def settle(rounds: int = 50) -> None:
     """Let every other task go as far as it can."""
-    for _ in range(50):
+    for _ in range(rounds):
         await asyncio.sleep(0)
 
 

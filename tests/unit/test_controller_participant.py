@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from fsm.config import EngineConfig
 from fsm.engine import SnapshotEngine
 from fsm.outcome import (
     Aborted,
+    AbortReason,
     Anchor,
     NotReleased,
     Refused,
@@ -23,10 +25,13 @@ from fsm.outcome import (
 )
 from fsm.participant import Attempt, Participant, Restore
 from participants.controller.participant import Controller
+from participants.controller.pumps import RolloutPump
 from participants.controller.state import Found, Loaded, Records, RlCut
 from participants.data_plane import CAPTURE, TRAIN, DataPlanePart
+from quiesce.demo.anchors import BOOTSTRAP, Anchors
+from quiesce.demo.pumps import TrainPump
 from storage.memory import MemoryDisk, MemoryStore
-from tests.controller_support import FakeGym, Run, World, play, send_all, world
+from tests.controller_support import FakeGym, Run, World, play, send_all, settle, world
 
 
 class GymPart(Participant):
@@ -77,12 +82,15 @@ class Trainer:
         self.gym_part = GymPart(self.gym)
         self.controller = Controller(self.rl)
         self.store = MemoryStore(disk)
-        self.engine = SnapshotEngine(
+        self.engine = self.new_engine(lambda: Anchor(self.rl.step, "weights"))
+
+    def new_engine(self, anchor: Callable[[], Anchor]) -> SnapshotEngine:
+        return SnapshotEngine(
             EngineConfig(resume_attempts=1),
             self.store,
             [self.gym_part, DataPlanePart(self.world.plane), self.controller],
             barrier=self.world.barrier.cut,
-            anchor=lambda: Anchor(self.rl.step, "weights"),
+            anchor=anchor,
         )
 
 
@@ -251,6 +259,49 @@ def test_inspect_tells_where_every_prompt_was() -> None:
         seen = Controller.inspect(found.part("controller"))
         assert seen["counts"]["reserved"] == 1
         assert seen["records"]["ledger"] == 2
+
+    running(main)
+
+
+# A step that becomes durable while an attempt is under way ends it.
+EXPECTED = {AbortReason.TRAINER_MOVED, SkipReason.NOTHING_CHANGED, SkipReason.OPTIMIZER_COMMIT}
+
+
+@pytest.mark.parametrize("crash_after", [1, 2, 3, 5, 8, 13])
+def test_pumps_run_on_under_snapshots_and_after_a_crash(crash_after: int, tmp_path: Path) -> None:
+    """Saves at any moment, a crash after one of them: every rollout is trained once."""
+
+    async def life(disk: MemoryDisk, saves: int | None) -> None:
+        one = Trainer(disk)
+        one.gym.auto, one.gym.pace = True, 100
+        train = TrainPump(one.rl, Anchors(tmp_path), groups_per_step=1)
+        one.engine = one.new_engine(lambda: train.anchor)
+        restored = await one.engine.restore(if_none="start")
+        train.load(restored.anchor or BOOTSTRAP)
+        pump = RolloutPump(one.rl, concurrency=3, max_open_groups=2, sleep=lambda _: settle(1))
+        pumps = [asyncio.create_task(pump.run()), asyncio.create_task(train.run())]
+        for _ in range(saves or 0):
+            await settle(7)
+            while one.rl.committing:
+                await one.rl.bell.heard().wait()
+            outcome = await one.engine.save()
+            assert isinstance(outcome, Saved) or outcome.reason in EXPECTED, outcome
+        while one.rl.committing:  # a thread would outlive this crash, and a process would not
+            await one.rl.bell.heard().wait()
+        if saves is not None:
+            for task in pumps:
+                task.cancel()
+        ended = await asyncio.gather(*pumps, return_exceptions=True)
+        assert not [error for error in ended if isinstance(error, Exception)]
+        one.store.crash()
+
+    async def main(disk: MemoryDisk) -> None:
+        await life(disk, saves=crash_after)
+        await life(disk, saves=2)
+        await life(disk, saves=None)
+        anchors = Anchors(tmp_path)
+        trained = [name for step in anchors.steps() for name in anchors.read(step)["rows"]]
+        assert sorted(trained) == [f"p{group}_g{number}" for group in range(4) for number in (0, 1)]
 
     running(main)
 
