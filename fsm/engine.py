@@ -87,22 +87,25 @@ class SnapshotEngine:
         self._left_behind: set[asyncio.Future[Any]] = set()  # cuts that outlived their deadline
         self._unresolved: asyncio.Task[None] | None = None  # a rename whose outcome is not known
         self._running: tuple[Run, Operation] | None = None
-        self._opened = False
+        self._opening: asyncio.Task[None] | None = None
 
     # -- public --------------------------------------------------------------------------------
 
     async def open(self) -> None:
         """Take the store: one writer, a new incarnation (F6). `save` and `restore` do it too."""
-        if not self._opened:
-            await self.store.open()
-            self._opened = True
+        if self._opening is None or _failed(self._opening):
+            self._opening = asyncio.ensure_future(self.store.open())
+        # A cancelled caller must not leave a root that is locked by an engine that forgot it.
+        await asyncio.shield(self._opening)
 
     async def close(self) -> None:
         """Let the store go. Waits for an attempt under way."""
         async with self._lock:
-            if self._opened:
-                await self.store.close()
-                self._opened = False
+            opening, self._opening = self._opening, None
+            if opening is not None:
+                await asyncio.wait({opening})
+                if not _failed(opening):
+                    await self.store.close()
 
     async def save(self) -> SaveOutcome:
         """One attempt now; `Skipped(ATTEMPT_IN_PROGRESS)` while another one runs (S8)."""
@@ -231,7 +234,7 @@ class SnapshotEngine:
         if attempt.publication is not None and attempt.publication.published:
             self._last_saved = operation.fence
         if operation.bug is not None:
-            raise InvariantError(f"{run.cause}") from operation.bug
+            raise InvariantError(str(run.cause or repr(operation.bug))) from operation.bug
         if run.cancelled:
             raise asyncio.CancelledError
         if attempt.publication is not None and attempt.publication.published:
@@ -262,7 +265,7 @@ class SnapshotEngine:
 
     def _restored(self, run: Run, operation: Operation, steps: Restoring) -> Restored:
         if operation.bug is not None:
-            raise InvariantError(f"{run.cause}") from operation.bug
+            raise InvariantError(str(run.cause or repr(operation.bug))) from operation.bug
         if run.machine.state == "failed":
             aborted = any(row.target == "aborting" for row in run.machine.fired)
             release = steps.dropping if aborted else steps.activation
@@ -352,6 +355,10 @@ class SnapshotEngine:
 
     def _resolved(self, _: asyncio.Task[None]) -> None:
         self._unresolved = None
+
+
+def _failed(task: asyncio.Task[None]) -> bool:
+    return task.done() and (task.cancelled() or task.exception() is not None)
 
 
 def _pause_s(run: Run) -> float:

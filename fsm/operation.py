@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any, TypeVar
 
 from fsm.outcome import (
@@ -22,6 +22,7 @@ from fsm.storing import Fence
 from fsm.trace import Trace
 
 T = TypeVar("T")
+Call = Callable[[Participant], Coroutine[Any, Any, Any]]
 NAMES_SHOWN = 100
 HOLDING_HOOKS = frozenset({"prepare", "fence"})
 
@@ -179,12 +180,12 @@ class Operation:
         if judge(step, error)[1].reason is AbortReason.BUG and self.bug is None:
             self.bug = error
 
-    async def callers_first(self, call: Callable[[Participant], Awaitable[Any]]) -> None:
+    async def callers_first(self, call: Call) -> None:
         """Stop order (S5): rank by rank, concurrently within one."""
         for rank in self.ranks:
             await together([call(participant) for participant in rank])
 
-    async def callees_first(self, call: Callable[[Participant], Awaitable[Any]]) -> None:
+    async def callees_first(self, call: Call) -> None:
         """Open order (S5)."""
         for rank in reversed(self.ranks):
             await together([call(participant) for participant in rank])
@@ -207,16 +208,12 @@ class Operation:
         }
 
 
-async def together(calls: Iterable[Awaitable[Any]]) -> None:
+async def together(calls: Iterable[Coroutine[Any, Any, Any]]) -> None:
     """Run all at once; on the first failure cancel the rest, wait for them, raise the failure."""
-
-    async def one(call: Awaitable[Any]) -> None:
-        await call
-
     try:
         async with asyncio.TaskGroup() as group:
             for call in calls:
-                group.create_task(one(call))
+                group.create_task(call)
     except BaseExceptionGroup as failed:
         first = failed.exceptions[0]
         raise first from first.__cause__

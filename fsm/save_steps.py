@@ -10,7 +10,7 @@ from typing import Any
 from attrs import asdict, frozen
 
 from fsm.config import EngineConfig
-from fsm.operation import NotPublished, Operation, TrainerMoved
+from fsm.operation import Call, NotPublished, Operation, TrainerMoved
 from fsm.outcome import Anchor, Cause
 from fsm.participant import Attempt, Participant
 from fsm.release import Release
@@ -156,13 +156,13 @@ class Saving:
         assert self.draft is not None, "preflight makes the folder before any step runs"
         return self.draft
 
-    def _calling(self, hook: str) -> Callable[[Participant], Awaitable[Any]]:
+    def _calling(self, hook: str) -> Call:
         return lambda one: self.operation.call(one, hook, self.view(one))
 
-    def _telling(self, hook: str) -> Callable[[Participant], Awaitable[Any]]:
+    def _telling(self, hook: str) -> Call:
         return lambda one: self.operation.call(one, hook, self.view(one), tell=True)
 
-    def _collecting(self, hook: str) -> Callable[[Participant], Awaitable[Any]]:
+    def _collecting(self, hook: str) -> Call:
         async def collect(one: Participant) -> None:
             self.operation.add_facts(one.name, await self.operation.call(one, hook, self.view(one)))
 
