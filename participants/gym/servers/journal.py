@@ -75,11 +75,10 @@ class Journal:
 
     def __init__(self, entries: Iterable[Entry] = ()) -> None:
         self._entries = list(entries)
-        self._unclaimed: dict[tuple[str, ...], deque[int]] = {}
+        self._unclaimed: dict[tuple[str, ...], deque[int]] | None = None
         self.replayed_turns = 0
         self.revisions: dict[str, int] = {}
         for entry in self._entries:
-            self._unclaimed.setdefault(_key(entry), deque()).append(entry.number)
             self._note(entry)
         self.left = len(self._entries)  # entries that the loop has not asked for again
         self._calls = max((entry.call or 0 for entry in self._entries), default=0)
@@ -100,6 +99,8 @@ class Journal:
         return entry
 
     def _claim(self, *key: str) -> Entry:
+        if self._unclaimed is None:  # made when a run asks: most journals are only stored
+            self._unclaimed = _by_key(self._entries)
         numbers = self._unclaimed.get(key)
         if not numbers:
             server, method, route, _ = key
@@ -176,8 +177,12 @@ def _without_identity(body: bytes) -> bytes:
     return json.dumps(kept, sort_keys=True).encode()
 
 
-def _key(entry: Entry) -> tuple[str, ...]:
-    return entry.server, entry.method, entry.route, entry.digest
+def _by_key(entries: Iterable[Entry]) -> dict[tuple[str, ...], deque[int]]:
+    numbers: dict[tuple[str, ...], deque[int]] = {}
+    for entry in entries:
+        key = entry.server, entry.method, entry.route, entry.digest
+        numbers.setdefault(key, deque()).append(entry.number)
+    return numbers
 
 
 def call_id(number: int) -> str:
