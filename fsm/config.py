@@ -65,7 +65,7 @@ class EngineConfig:
 
     @property
     def release_timeout_s(self) -> float:
-        """All rounds of a release together, with the pauses between them."""
+        """All rounds of one rank's release together, with the pauses between them."""
         return self.resume_attempts * (self.resume_timeout_s + 1.0)
 
     @property

@@ -308,8 +308,10 @@ class SnapshotEngine:
         def deadline(step: str) -> float | None:
             budget = budgets.get(step)
             if budget is not None:
-                now = asyncio.get_running_loop().time()
-                until.setdefault(budget, now + getattr(self.config, budget))
+                seconds = getattr(self.config, budget)
+                if step in table.rules.releasing:
+                    seconds *= len(operation.ranks)  # a silent rank must not use up the next's (S6)
+                until.setdefault(budget, asyncio.get_running_loop().time() + seconds)
             operation.until_s = until[budget] if budget is not None else None
             return operation.until_s
 
