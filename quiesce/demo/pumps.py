@@ -77,7 +77,11 @@ class TrainPump:
         body = learn(step, await self.rl.rows(step), self.anchor)
 
         async def write_anchor() -> None:
-            self.anchor = await asyncio.to_thread(self.anchors.write, step, body)
+            writing = asyncio.ensure_future(asyncio.to_thread(self.anchors.write, step, body))
+            try:
+                self.anchor = await asyncio.shield(writing)
+            finally:
+                await asyncio.wait({writing})  # no step appears after we were cancelled
 
         await self.rl.commit(step, write_anchor)
         if self._on_version is not None:
