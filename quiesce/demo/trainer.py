@@ -118,7 +118,7 @@ class Trainer:
                 took_s=time.monotonic() - begun,
                 continued=len(facts["continued"]),
                 started_over=len(facts["started_over"]),
-                answered=len(facts["kept"]),
+                answered=len(facts["answered"]) + len(facts["kept"]),
             )
         return restored
 

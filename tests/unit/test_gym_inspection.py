@@ -61,6 +61,7 @@ def test_where_each_rollout_stands() -> None:
         },
         "finished": {"p9_g1": "a0"},
         "sessions": 1,
+        "_needs": {"capture row": {"p7_g2/call-1": "p7_g2", "p7_g2/call-2": "p7_g2"}},
     }
 
 
