@@ -46,7 +46,7 @@ REPLAY_MISMATCH, UNCERTAIN, BUSY = "replay_mismatch", "uncertain", "busy"
 NOT_PARKED, RESTART_ONLY = "not_parked", "restart_only"
 UNAUTHORIZED, BAD_REQUEST, BAD_STATE = "unauthorized", "bad_request", "invalid_checkpoint_state"
 IO_ERROR = "io_error"  # 500: the disk failed, or the capture sink did
-NO_ROUTE, TOO_LARGE = "no_route", "too_large"  # 404, 413
+NO_ROUTE, TOO_LARGE, UNREACHABLE = "no_route", "too_large", "upstream_unreachable"  # 404, 413, 502
 
 
 def capture_key(rollout_id: str, attempt_index: int) -> str:

@@ -686,3 +686,32 @@ def test_unknown_server_names_are_told_to_the_loop(tmp_path):
         assert reply.error == "ConnectError: no server 'judge' here (known: policy, tools)"
 
     asyncio.run(main())
+
+
+def test_texts_that_utf8_cannot_hold_come_through(tmp_path):
+    async def loop(task, http):
+        return {"said": "\ud800"}
+
+    async def main():
+        assert (await World(tmp_path, loop).run()).result == {"said": "\ud800"}
+
+    asyncio.run(main())
+
+
+def test_lifespan_closes_the_connections(tmp_path):
+    async def main():
+        world, sent = World(tmp_path), []
+        for server in (world.agent, world.policy):
+            events = iter([{"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}])
+
+            async def receive(events=events):
+                return next(events)
+
+            async def remember(message):
+                sent.append(message["type"])
+
+            await server.app({"type": "lifespan"}, receive, remember)
+        assert sent == ["lifespan.startup.complete", "lifespan.shutdown.complete"] * 2
+        assert world.policy._upstream.is_closed
+
+    asyncio.run(main())

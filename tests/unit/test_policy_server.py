@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.requests import ClientDisconnect
 
 from participants.gym import wire
 from participants.gym.servers.capture import capture_row
@@ -375,5 +376,26 @@ def test_retire_forgets(tmp_path):
         answer = await send(policy.client, wire.RETIRE, wire.Retire(rollouts=("p7_g2", "p0")))
         assert answer.status_code == 200
         assert policy.server.live_runs() == 0
+
+    run(tmp_path, main)
+
+
+def test_a_stock_caller_that_goes_away_is_not_waited_for(tmp_path):
+    async def main(policy):
+        async def away(message):
+            raise OSError("the caller closed the connection")
+
+        scope = {
+            "type": "http", "method": "POST", "path": PATH, "query_string": b"", "headers": [],
+        }  # fmt: skip
+        body = iter([{"type": "http.request", "body": b"{}", "more_body": False}])
+
+        async def receive():
+            return next(body, {"type": "http.disconnect"})
+
+        policy.upstream.fail = [500]
+        with pytest.raises(ClientDisconnect):
+            await policy.server.app(scope, receive, away)
+        assert policy.server.blockers() == []
 
     run(tmp_path, main)

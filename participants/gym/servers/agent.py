@@ -13,7 +13,7 @@ from uuid import uuid4
 import httpx
 from attrs import evolve
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from fsm import strict
 from fsm.outcome import Refused
@@ -24,6 +24,8 @@ from participants.gym.servers.asgi import (
     answered,
     body_of,
     check_rollout_id,
+    json_answer,
+    lifespan,
     message_of,
     not_found,
 )
@@ -103,7 +105,15 @@ class AgentServer:
 
     # -- /run ----------------------------------------------------------------------------------
 
+    async def aclose(self) -> None:
+        """Close the connections to the neighbours."""
+        for transport in set(self._neighbours.transports.values()):
+            await transport.aclose()
+
     async def _serve(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan":
+            await lifespan(receive, send, self.aclose)
+            return
         request = Request(scope, receive)
         serves = (request.method, scope["path"]) == ("POST", "/run")
         response = await answered(self._answer_run(request) if serves else not_found(request))
@@ -112,7 +122,7 @@ class AgentServer:
     async def _answer_run(self, request: Request) -> Response:
         body = await body_of(request, RUN_LIMIT_BYTES)
         reply = await self.run(message_of(wire.RunRequest, body, "the body of /run"))
-        return JSONResponse(strict.write(reply))
+        return json_answer(strict.write(reply))
 
     async def run(self, request: wire.RunRequest) -> wire.RunReply:
         """One rollout, to its end. The run goes on if the caller goes away; a repeat joins it.

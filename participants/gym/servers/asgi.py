@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import re
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from fsm import strict
 from fsm.outcome import Refused
@@ -29,14 +30,20 @@ _STATUS = {
     wire.NO_ROUTE: 404,
     wire.TOO_LARGE: 413,
     wire.IO_ERROR: 500,
+    wire.UNREACHABLE: 502,
 }
 _ROLLOUT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 
-def error(refusal: Refused) -> JSONResponse:
+def json_answer(value: Any, status: int = 200) -> Response:
+    """ASCII only: models say lone surrogates, and UTF-8 has no form for them."""
+    return Response(json.dumps(value, allow_nan=False), status, media_type="application/json")
+
+
+def error_answer(refusal: Refused) -> Response:
     """`{"error": {"code", "detail"}}`; 409 unless the code has a status of its own."""
     body = {"error": {"code": refusal.code, "detail": refusal.detail}}
-    return JSONResponse(body, _STATUS.get(refusal.code, 409))
+    return json_answer(body, _STATUS.get(refusal.code, 409))
 
 
 async def answered(work: Awaitable[Response]) -> Response:
@@ -44,10 +51,10 @@ async def answered(work: Awaitable[Response]) -> Response:
     try:
         return await work
     except Refused as refusal:
-        return error(refusal)
+        return error_answer(refusal)
     except OSError as failure:
         log.exception("input or output failed")
-        return error(Refused(wire.IO_ERROR, str(failure)))
+        return error_answer(Refused(wire.IO_ERROR, str(failure)))
 
 
 async def body_of(request: Request, limit_bytes: int) -> bytes:
@@ -113,6 +120,17 @@ async def buffered(app: App, scope: Any, body: bytes) -> tuple[Reply, bool]:
 
 def _decoded(headers: Any) -> tuple[tuple[str, str], ...]:
     return tuple((name.decode("latin-1"), value.decode("latin-1")) for name, value in headers)
+
+
+async def lifespan(receive: Any, send: Any, close: Callable[[], Awaitable[None]]) -> None:
+    """The ASGI lifespan of a server that has nothing to start; `close` is called at its end."""
+    while True:
+        message = await receive()
+        if message["type"] == "lifespan.shutdown":
+            await close()
+        await send({"type": f"{message['type']}.complete"})
+        if message["type"] == "lifespan.shutdown":
+            return
 
 
 async def not_found(request: Request) -> Response:

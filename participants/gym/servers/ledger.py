@@ -37,7 +37,7 @@ class Ledger:
     def forget_replies(self, after: int | None) -> None:
         """The caller has the replies up to `after`: it will not ask for them again."""
         for number, call in self.calls.items():
-            if after is not None and number <= after:
+            if after is not None and number <= after and not call.moving:
                 call.reply = call.task = None
 
     def rows(self) -> tuple[str, ...]:

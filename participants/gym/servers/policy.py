@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import httpx
-from starlette.background import BackgroundTask
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
@@ -17,7 +18,7 @@ from fsm.outcome import Refused
 from participants.data_plane import CaptureSink
 from participants.gym import wire
 from participants.gym.servers import ledger as ledgers
-from participants.gym.servers.asgi import MIB, answered, body_of
+from participants.gym.servers.asgi import MIB, answered, body_of, lifespan
 from participants.gym.servers.caller import Caller, call_in, caller_of
 from participants.gym.servers.capture import POLICY_VERSION, capture_row, is_streamed, version_of
 from participants.gym.servers.gate import Gate
@@ -83,40 +84,51 @@ class PolicyServer:
             live_runs=self.live_runs(),
         )
 
+    async def aclose(self) -> None:
+        """Close the connections to the upstream."""
+        await self._upstream.aclose()
+
     async def _serve(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan":
+            await lifespan(receive, send, self.aclose)
+            return
         request = Request(scope, receive)
-        marked = request.method == "POST" and wire.ROLLOUT in request.headers
-        response = await answered(self._marked(request) if marked else self._pass_on(request))
-        await response(scope, receive, send)
+        if request.method == "POST" and wire.ROLLOUT in request.headers:
+            response = await answered(self._marked(request))
+            await response(scope, receive, send)
+        else:
+            await self._pass_on(request, send)
 
     # -- callers that we know nothing of (H7) --------------------------------------------------
 
-    async def _pass_on(self, request: Request) -> Response:
+    async def _pass_on(self, request: Request, send: Any) -> None:
         """Held while closed: such a caller does not understand a refusal."""
-        body = await body_of(request, BODY_LIMIT_BYTES)
         generates = request.method == "POST"
         if generates:
             await self.gate.until_open()
         self._unmarked += generates
-
-        def ended() -> None:
+        try:
+            response = await answered(self._stream(request))
+            await response(request.scope, request.receive, send)
+        finally:
             self._unmarked -= generates
             self.gate.stir()
 
+    async def _stream(self, request: Request) -> Response:
+        """The upstream's answer, piece by piece."""
+        body = await body_of(request, BODY_LIMIT_BYTES)
         try:
             reply = await self._upstream.send(self._outgoing(request, body), stream=True)
         except httpx.TransportError as error:
-            ended()
-            return _unreachable(error)
+            raise _unreachable(error) from error
 
-        async def close() -> None:
-            ended()
-            await reply.aclose()
+        async def pieces() -> AsyncIterator[bytes]:
+            async with contextlib.aclosing(reply):
+                async for piece in reply.aiter_bytes():
+                    yield piece
 
         kept = {k: v for k, v in reply.headers.items() if k not in _DROPPED}
-        return StreamingResponse(
-            reply.aiter_bytes(), reply.status_code, kept, background=BackgroundTask(close)
-        )
+        return StreamingResponse(pieces(), reply.status_code, kept)
 
     # -- calls of our agents -------------------------------------------------------------------
 
@@ -207,9 +219,7 @@ class PolicyServer:
         try:
             response = await self._upstream.send(outgoing)
         except httpx.TransportError as error:
-            unreachable = _unreachable(error)
-            headers = (("content-type", "application/json"),)
-            return Reply(unreachable.status_code, headers, bytes(unreachable.body)), 0
+            raise _unreachable(error) from error
         kept = [(k, v) for k, v in response.headers.multi_items() if k not in _DROPPED]
         version = version_of(response.headers.get(POLICY_VERSION), self.policy_version)
         return Reply(response.status_code, tuple(kept), response.content), version
@@ -313,10 +323,5 @@ def _answer(reply: Reply, call: Call) -> Response:
     return response
 
 
-def _unreachable(error: httpx.TransportError) -> Response:
-    from participants.gym.servers.asgi import error as error_body
-
-    refusal = Refused("upstream_unreachable", f"{type(error).__name__}: {error}")
-    response = error_body(refusal)
-    response.status_code = 502
-    return response
+def _unreachable(error: httpx.TransportError) -> Refused:
+    return Refused(wire.UNREACHABLE, f"{type(error).__name__}: {error}")

@@ -84,8 +84,11 @@ class ResourceServer:
         )
 
     async def _serve(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] != "http":
+        if scope["type"] == "lifespan":
             await self._inner(scope, receive, send)
+            return
+        if scope["type"] != "http":  # a web socket: it counts as long as it is open
+            await self._pass_on(scope, receive, send, self._is_open)
             return
         request = Request(scope, receive)
         marked = wire.ROLLOUT in request.headers

@@ -13,12 +13,20 @@ from typing import Any
 
 from attrs import frozen
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from fsm import strict
 from fsm.outcome import Refused
 from participants.gym import wire
-from participants.gym.servers.asgi import MIB, App, answered, body_of, check_rollout_id, message_of
+from participants.gym.servers.asgi import (
+    MIB,
+    App,
+    answered,
+    body_of,
+    check_rollout_id,
+    json_answer,
+    message_of,
+)
 from participants.gym.servers.gate import Gate
 
 BODY_LIMIT, LISTS_LIMIT = 1 * MIB, 64 * MIB  # LISTS: messages that name rollouts
@@ -68,14 +76,14 @@ class ControlPlane:
         self._check_token(request)
         path, method = request.scope["path"], request.method
         if (method, path) == ("GET", wire.CAPABILITIES):
-            return JSONResponse(strict.write(self._describe()))
+            return json_answer(strict.write(self._describe()))
         route = self._routes.get(path)
         if route is None or method != "POST":
             raise Refused(wire.NO_ROUTE, f"there is no {method} {path[:200]} here")
         body = await body_of(request, route.limit_bytes)
         message: Any = message_of(route.message, body, f"the body of {path}")
         _check(message)
-        return JSONResponse(strict.write(await route.work(message)))
+        return json_answer(strict.write(await route.work(message)))
 
     def _check_token(self, request: Request) -> None:
         given = [value for name, value in request.scope["headers"] if name == b"authorization"]

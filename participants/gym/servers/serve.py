@@ -7,6 +7,8 @@ import sys
 from typing import Any
 
 PORT_IN_USE = 2  # exit code
+KEEP_ALIVE_S = 75  # longer than clients keep idle connections: a reused one should not be closed
+SHUTDOWN_S = 2  # runs last for hours: the end of the process does not wait for them
 
 
 def serve(app: Any, host: str, port: int) -> None:
@@ -22,6 +24,12 @@ def serve(app: Any, host: str, port: int) -> None:
     except OSError as error:
         sys.stderr.write(f"cannot listen on {host}:{port}: {error.strerror}; choose another port\n")
         raise SystemExit(PORT_IN_USE) from None
-    config = uvicorn.Config(app, log_level="warning", access_log=False, workers=1)
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=SHUTDOWN_S,
+    )
     with listener:
         uvicorn.Server(config).run(sockets=[listener])
