@@ -39,22 +39,16 @@ class Operation(Protocol):
 
 
 @frozen
-class Attempt:
-    """One save, as one participant sees it.
+class Context:
+    """What a hook sees of a save or a restore alike.
 
     fence: stamp it on every message to another process (H1). label: for people and logs.
     lease_s: how long a hold may last without a renewal. facts: what earlier steps of other
-    participants returned. unreleased: who has not confirmed a release yet. last_saved: fence of
-    the newest snapshot that is known to be published by this engine.
+    participants returned. unreleased: who has not confirmed a release yet.
     """
 
     participant: str
     _operation: Operation
-    _draft: Draft | None
-    drain: Literal["calls", "none"] = "calls"
-    straggler: Literal["abort", "start_over"] = "abort"
-    anchor: Anchor | None = None
-    last_saved: Fence | None = None
 
     @property
     def fence(self) -> Fence:
@@ -76,14 +70,38 @@ class Attempt:
     def unreleased(self) -> Mapping[str, frozenset[str]]:
         return self._operation.unreleased
 
+    def remaining_s(self) -> float:
+        """Seconds until the deadline of the running step. Never negative."""
+        return self._operation.remaining_s()
+
+    def waiting_for(self, names: Iterable[str]) -> None:
+        """Say what is waited for (servers, rollouts): `status` and the log show it."""
+        self._operation.waiting_for(self.participant, names)
+
+    async def in_thread(self, function: Callable[[], T]) -> T:
+        """Run what blocks. A thread cannot be stopped: when the step's deadline passes it is left
+        behind, and attempts are skipped until it has ended (S3)."""
+        return await self._operation.in_thread(function)
+
+
+@frozen
+class Attempt(Context):
+    """One save, as one participant sees it.
+
+    drain, straggler: the configuration's choices. anchor: the trainer checkpoint that the snapshot
+    belongs to. last_saved: fence of the newest snapshot known to be published in this process.
+    """
+
+    _draft: Draft | None
+    drain: Literal["calls", "none"] = "calls"
+    straggler: Literal["abort", "start_over"] = "abort"
+    anchor: Anchor | None = None
+    last_saved: Fence | None = None
+
     @property
     def folder(self) -> str:
         """The unpublished folder's name below the root, for servers that write themselves."""
         return self._open_draft().name
-
-    def remaining_s(self) -> float:
-        """Seconds until the deadline of the running step. Never negative."""
-        return self._operation.remaining_s()
 
     def part(self) -> PartWriter:
         """This participant's own folder in the snapshot; use it as `async with`."""
@@ -93,50 +111,18 @@ class Attempt:
         """Enter files that another process wrote into this participant's folder."""
         self._open_draft().note(tuple(files))
 
-    def waiting_for(self, names: Iterable[str]) -> None:
-        """Say what is waited for (servers, rollouts): `status` and the log show it."""
-        self._operation.waiting_for(self.participant, names)
-
     def _open_draft(self) -> Draft:
         if self._draft is None:
             raise ValueError("there is no folder yet in preflight, and none any more after abort")
         return self._draft
 
-    async def in_thread(self, function: Callable[[], T]) -> T:
-        """Run what blocks. A thread cannot be stopped: when the step's deadline passes it is left
-        behind, and attempts are skipped until it has ended (S3)."""
-        return await self._operation.in_thread(function)
-
 
 @frozen
-class Restore:
-    """One restore, as one participant sees it. `id` differs from the snapshot's own (R3)."""
+class Restore(Context):
+    """One restore, as one participant sees it; its fence is not the snapshot's own (R3)."""
 
-    participant: str
-    _operation: Operation
     _snapshot: SavedSnapshot | None
     allow_foreign: bool = False
-
-    @property
-    def fence(self) -> Fence:
-        return self._operation.fence
-
-    @property
-    def label(self) -> str:
-        return self._operation.label
-
-    @property
-    def lease_s(self) -> float:
-        return self._operation.lease_s
-
-    @property
-    def facts(self) -> Mapping[str, Facts]:
-        """What participants returned from their `restore` in this restore."""
-        return self._operation.facts
-
-    @property
-    def unreleased(self) -> Mapping[str, frozenset[str]]:
-        return self._operation.unreleased
 
     @property
     def snapshot(self) -> SavedSnapshot | None:
@@ -148,15 +134,6 @@ class Restore:
         if self._snapshot is None:
             raise ValueError("there is no snapshot: this is a start from nothing")
         return self._snapshot.part(self.participant)
-
-    def remaining_s(self) -> float:
-        return self._operation.remaining_s()
-
-    def waiting_for(self, names: Iterable[str]) -> None:
-        self._operation.waiting_for(self.participant, names)
-
-    async def in_thread(self, function: Callable[[], T]) -> T:
-        return await self._operation.in_thread(function)
 
 
 class Participant:
