@@ -93,13 +93,13 @@ class NemoGymActor:
             raise Refused(wire.REVISION_MISMATCH, merge.some(wrong))
         return reports
 
-    async def resume_checkpoint(self, message: wire.Release, *, activate: bool = False) -> None:
+    async def resume_checkpoint(self, message: wire.Release) -> None:
         """Let go. Tries every server that was told (S6), past failures.
 
-        activate: after a restore, where a hold that is over means that nothing was activated.
+        With `message.activate`, a hold that is over means that nothing was activated.
         Raises `NotReleased` with the names of those that did not confirm.
         """
-        over = frozenset[str]() if activate else LET_GO
+        over = frozenset[str]() if message.activate else LET_GO
         await self._release(message, self._client.resume, over)
 
     async def abort_checkpoint(self, message: wire.Release) -> None:

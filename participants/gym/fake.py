@@ -180,6 +180,8 @@ class FakeServer:
             self._fence, self._over = message.fence, None
         if self._over is not None:
             return self._after_the_end(operation)
+        if isinstance(message, wire.Release) and message.activate and self.phase != hold.STAGED:
+            raise Refused(wire.INVALID_PHASE, f"{self.name} has nothing staged to activate")
         self._move(operation)
         return self._answer(operation)
 

@@ -143,9 +143,8 @@ class Gym(Participant):
             raise Refused("hold_lost", merge.some(problems))
 
     async def resume(self, attempt: Attempt | Restore) -> None:
-        activate = isinstance(attempt, Restore)
-        message = wire.Release(**_control(attempt))
-        await self._let_go(lambda actor: actor.resume_checkpoint(message, activate=activate))
+        message = wire.Release(**_control(attempt), activate=isinstance(attempt, Restore))
+        await self._let_go(lambda actor: actor.resume_checkpoint(message))
 
     @classmethod
     def inspect(cls, saved: SavedPart) -> Mapping[str, Any]:

@@ -172,7 +172,10 @@ class Discard(Control):
 
 @frozen(kw_only=True)
 class Release(Control):
-    """resume and rollback."""
+    """resume and rollback. activate: the resume of a restore, which is refused where nothing is
+    staged: a server that was started meanwhile must not look restored (R1)."""
+
+    activate: bool = False
 
 
 @frozen

@@ -369,9 +369,25 @@ def test_a_lapsed_hold_is_released_for_a_save_but_not_activated_for_a_restore() 
         await actor.restore_checkpoint(_stage())
         gym["a0"].lapse()
         with pytest.raises(NotReleased) as caught:
-            await actor.resume_checkpoint(release(fence=SECOND), activate=True)
+            await actor.resume_checkpoint(evolve(release(fence=SECOND), activate=True))
         assert caught.value.names == {"a0"}
         assert gym["a1"].activations == 1
+
+    run(main)
+
+
+def test_a_server_that_restarts_before_activation_is_named() -> None:
+    """R1: not every server was restored, so the restore must not look whole."""
+
+    async def main() -> None:
+        gym = fake_gym()
+        actor = actor_of(gym)
+        await actor.fence(wire.FenceOff(**control(fence=SECOND), lease_s=60.0))
+        await actor.restore_checkpoint(_stage())
+        gym["tools"].restart()
+        with pytest.raises(NotReleased) as caught:
+            await actor.resume_checkpoint(evolve(release(fence=SECOND), activate=True))
+        assert caught.value.names == {"tools"}
 
     run(main)
 

@@ -6,9 +6,10 @@ import asyncio
 from random import Random
 
 import pytest
+from attrs import evolve
 
 from participants.gym import wire
-from tests.gym_world import World, fence, lines, until
+from tests.gym_world import KINDS, World, code, fence, lines, release, send, until
 
 
 def test_a_run_without_snapshots(tmp_path):
@@ -123,3 +124,16 @@ def _next_starts(saved: wire.Report, incarnation: int, starts: dict) -> dict:
         else:
             result[name] = common | {"expect": "fresh", "lineage": incarnation}
     return result
+
+
+def test_a_server_started_after_the_restore_began_refuses_to_activate(tmp_path):
+    """R1: it has nothing staged; answering 200 would make the restore look whole."""
+
+    async def main():
+        world = World(tmp_path)
+        resume = evolve(release(fence(2)), activate=True)
+        for kind in KINDS:
+            answer = await send(world.clients[kind], "resume", resume)
+            assert code(answer) == (409, wire.INVALID_PHASE), kind
+
+    asyncio.run(main())

@@ -305,6 +305,8 @@ class Gate:
     async def _resume(self, message: wire.Release) -> wire.Report:
         if self.phase == hold.STAGED:
             self.part.activate(message.fence.incarnation)
+        elif message.activate:
+            raise Refused(wire.INVALID_PHASE, f"{self._place} has nothing staged to activate")
         return await self._release(hold.RESUME)
 
     async def _rollback(self, _: wire.Release) -> wire.Report:
