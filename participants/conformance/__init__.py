@@ -1,0 +1,18 @@
+"""The test suite that every participant must pass (`quiesce.testing`; needs the extra `testing`).
+
+An author subclasses `Conformance` and says how to make the participant, how to work with it, and
+how to look at it (`plugin.py`). The rules themselves, with what to change when one is broken, are
+`rules.py`; the tests are grouped as in specs/: saving, hold, restoring, folder.
+"""
+
+from participants.conformance.folder import FolderRules
+from participants.conformance.hold import HoldRules
+from participants.conformance.restoring import RestoreRules
+from participants.conformance.saving import SaveRules
+
+
+class Conformance(SaveRules, HoldRules, RestoreRules, FolderRules):
+    """Subclass it in a test file and fill in `make`, `work`, `observe` and `is_held`."""
+
+
+__all__ = ["Conformance"]
