@@ -219,6 +219,7 @@ class AgentServer:
     async def _call_loop(self, run: Run) -> tuple[Any, str | None]:
         """The loop's result, or what it raised. A loop that cancels itself has failed too."""
         transport = JournalTransport(run, self.gate, self._neighbours)
+        run.timers.adopt_this_task()
         try:
             async with httpx.AsyncClient(transport=transport, timeout=None) as http:
                 return await self._loop(run.task, http), None

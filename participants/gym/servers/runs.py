@@ -11,6 +11,7 @@ from attrs import field, frozen
 
 from fsm.outcome import Refused
 from participants.gym import wire
+from participants.gym.servers.clock import RunTimers
 from participants.gym.servers.journal import Journal, call_id
 from storage.jsontext import canonical
 
@@ -30,6 +31,7 @@ class Run:
         self.left_out = False  # a straggler: not in the present snapshot
         self.uncertain = False  # a call has an unknown outcome: not in any snapshot (H5)
         self.locks: dict[str, asyncio.Lock] = {}  # one call at a time to each resource server
+        self.timers = RunTimers()  # of its loop: they stand still while it is parked (H6)
         self.loop: asyncio.Task[Any] | None = None
         self.reply: asyncio.Future[wire.RunReply] = asyncio.get_running_loop().create_future()
         self.reply.add_done_callback(lambda reply: reply.cancelled() or reply.exception())

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import sys
 from typing import Any
+
+from participants.gym.servers.clock import ParkingLoop
 
 PORT_IN_USE = 2  # exit code
 KEEP_ALIVE_S = 75  # longer than clients keep idle connections: a reused one should not be closed
@@ -31,5 +34,5 @@ def serve(app: Any, host: str, port: int) -> None:
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=SHUTDOWN_S,
     )
-    with listener:
-        uvicorn.Server(config).run(sockets=[listener])
+    with listener, asyncio.Runner(loop_factory=ParkingLoop) as runner:
+        runner.run(uvicorn.Server(config).serve(sockets=[listener]))

@@ -223,9 +223,15 @@ class JournalTransport(httpx.AsyncBaseTransport):
         self._gate.stir()
 
     async def _wait_at_gate(self, entry: Entry, condition: Callable[[], bool]) -> None:
-        if not condition():
-            self._move(entry, GATE)
+        if condition():
+            return
+        self._move(entry, GATE)
+        if self._run.parked(replies_held=self._gate.holds_replies):
+            self._run.timers.stop()
+        try:
             await self._gate.until(condition)
+        finally:
+            self._run.timers.go_on()
 
     def _settle(
         self,
