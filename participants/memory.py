@@ -221,6 +221,8 @@ class MemoryParticipant(Participant):
         newest = max(self.closed_fence, self.active_fence or self.closed_fence, key=_order)
         if _order(fence) < _order(newest):
             raise Refused("stale_fence", f"{self.name} knows {newest}")
+        if self.active_fence is not None and fence != self.active_fence:
+            self._let_go(hold.NEWER)
         self.closed_fence = fence
 
     def _activate(self, restore: Restore) -> None:
