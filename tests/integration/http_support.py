@@ -71,7 +71,8 @@ def serving(apps: Mapping[str, Any]) -> Iterator[dict[str, str]]:
 
 
 def _listening() -> socket.socket:
-    one = socket.socket()
+    # proto: asyncio sets TCP_NODELAY only where it is named; without it each call takes 40 ms more
+    one = socket.socket(proto=socket.IPPROTO_TCP)
     one.bind(("127.0.0.1", 0))
     one.listen(128)
     return one

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import json
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from fsm import strict
 from participants.gym import wire
-from participants.gym.servers.serve import PORT_IN_USE, serve
+from participants.gym.servers.serve import PORT_IN_USE, listening, serve
 from tests.gym_world import KINDS, World, code, fence, prepare, send
 
 OPERATIONS = (
@@ -191,3 +192,10 @@ def test_a_port_in_use_is_one_line_and_an_exit_code(capsys):
             serve(None, "127.0.0.1", port)
     assert ended.value.code == PORT_IN_USE
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_server_does_not_wait_before_it_sends_the_end_of_an_answer() -> None:
+    with listening("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
+        accepted, _ = listener.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
