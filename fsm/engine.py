@@ -1,66 +1,53 @@
-"""The engine: one attempt at a time, and what comes of it."""
+"""The engine: one operation at a time, and what comes of it."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from functools import partial
-from typing import Any
+from typing import Any, Literal, overload
 
 from attrs import frozen
 
-from fsm import restore_steps, save_steps
+from fsm import restore_steps, save_steps, verdict
 from fsm.config import EngineConfig
-from fsm.operation import HookFailed, Operation, judge
-from fsm.outcome import (
-    Aborted,
-    Cause,
-    InvariantError,
-    Restored,
-    RestoreFailed,
-    Saved,
-    SaveOutcome,
-    Skip,
-    Skipped,
-    SkipReason,
-    SnapshotRejected,
-    Unresolved,
-)
+from fsm.drive import Activity, Drive, Performing
+from fsm.operation import Operation
+from fsm.outcome import Anchor, Restored, SaveOutcome, Skip, Skipped, SkipReason
 from fsm.participant import Participant, ranks
-from fsm.restore import RESTORE
+from fsm.restore import HANDED_OVER, RESTORE, RESTORE_HANDING_OVER, RESTORE_TAKING_OVER
 from fsm.restore_steps import IfBad, IfNone, Restoring
-from fsm.run import Run, Steps
-from fsm.save import SAVE, SAVE_RELEASE_AT_CUT
+from fsm.save import SAVE, SAVE_RELEASE_AT_CUT, SAVE_STAY_PAUSED, STAYING
 from fsm.save_steps import AnchorSource, Barrier, Saving, Setting
 from fsm.storing import Fence, Store
-from fsm.table import PARKED, PARKING, Table
+from fsm.table import Table
+from fsm.token import RestoreToken
 from fsm.trace import Trace
+from fsm.turn import Turn
 
 log = logging.getLogger("quiesce.engine")
-LABELS = {SAVE.name: "save", SAVE_RELEASE_AT_CUT.name: "save", RESTORE.name: "restore"}
+
+Then = Literal["resume", "stay_paused"]
+Until = Literal["gym_restored"]
+KeptAnchors = Callable[[], Iterable[int]]
 
 
 @frozen
-class Activity:
-    """What the engine is doing right now. Times are seconds; waiting: participant → names."""
+class _Held:
+    """An operation that keeps its holds up in the background until it is let go."""
 
-    operation: str
-    label: str
-    state: str
-    step: str | None
-    since_s: float
-    left_s: float | None
-    waiting: Mapping[str, tuple[str, ...]]
-    then: str
+    drive: Drive
+    task: asyncio.Task[None]
 
 
 class SnapshotEngine:
     """Takes and restores snapshots of its participants.
 
-    Raises ValueError at construction for two participants of one name, an unknown name or a
-    cycle. `save` answers with data; only a bug (`InvariantError`) and a cancellation are raised.
+    kept_anchors: trainer steps whose checkpoints are still kept; the newest snapshot of each is
+    kept too (R6). Raises ValueError at construction for two participants of one name, an unknown
+    name or a cycle. `save` answers with data; what is raised is a bug (`InvariantError`), a wrong
+    call (ValueError) and a cancellation.
     """
 
     def __init__(
@@ -71,55 +58,86 @@ class SnapshotEngine:
         *,
         barrier: Barrier | None = None,
         anchor: AnchorSource | None = None,
+        kept_anchors: KeptAnchors | None = None,
     ) -> None:
         self.config, self.store = config, store
         self.participants = tuple(participants)
         ranks(self.participants)
         self.last_trace: Trace | None = None
-        self._anchor = anchor
+        self._anchor, self._kept_anchors = anchor, kept_anchors
         self._setting = Setting(
-            config, store, anchor or (lambda: None), lambda: bool(self._held_off), barrier
+            config,
+            store,
+            self._trainer_anchor,
+            lambda: bool(self._held_off),
+            lambda: self._hold_offs,
+            barrier,
         )
-        self._lock = asyncio.Lock()
+        self._lock = Turn()
         self._held_off: list[str] = []
+        self._hold_offs = 0
         self._last_saved: Fence | None = None  # of the newest snapshot known to be published
         self._pending: Saving | None = None  # whose release is not confirmed by everyone
         self._left_behind: set[asyncio.Future[Any]] = set()  # cuts that outlived their deadline
-        self._unresolved: asyncio.Task[None] | None = None  # a rename whose outcome is not known
-        self._running: tuple[Run, Operation] | None = None
-        self._opening: asyncio.Task[None] | None = None
+        self._unresolved: asyncio.Future[Any] | None = None  # a rename: its outcome is not known
+        self._drive: Drive | None = None
+        self._held: _Held | None = None
+        self._opened = self._handed_over = False
 
     # -- public --------------------------------------------------------------------------------
 
     async def open(self) -> None:
         """Take the store: one writer, a new incarnation (F6). `save` and `restore` do it too."""
-        if self._opening is None or _failed(self._opening):
-            self._opening = asyncio.ensure_future(self.store.open())
-        # A cancelled caller must not leave a root that is locked by an engine that forgot it.
-        await asyncio.shield(self._opening)
+        if self._handed_over:
+            raise ValueError(
+                "this engine handed its restore over, and the store with it: save in the process "
+                "that took over, or call restore() here to begin anew"
+            )
+        if not self._opened:
+            await self.store.open()
+            self._opened = True
 
     async def close(self) -> None:
-        """Let the store go. Waits for an attempt under way."""
-        async with self._lock:
-            opening, self._opening = self._opening, None
-            if opening is not None:
-                await asyncio.wait({opening})
-                if not _failed(opening):
-                    await self.store.close()
+        """Let the store go. Waits for an attempt under way. Rollouts that stay paused are not
+        released: nobody renews any more, so their holds end with their leases."""
+        async with self._lock.take("close"):
+            await self._stop_holding()
+            await self._let_store_go()
 
-    async def save(self) -> SaveOutcome:
-        """One attempt now; `Skipped(ATTEMPT_IN_PROGRESS)` while another one runs (S8)."""
+    async def save(self, then: Then = "resume") -> SaveOutcome:
+        """One attempt now; `Skipped(ATTEMPT_IN_PROGRESS)` while another one runs (S8).
+
+        then: "stay_paused" keeps everyone paused after the snapshot is published, renewing their
+        leases, until `let_go` or the end of the process (S11).
+        """
+        if then not in ("resume", "stay_paused"):
+            raise ValueError(f"then must be 'resume' or 'stay_paused', not {then!r}")
         if self._lock.locked():
             return Skipped(SkipReason.ATTEMPT_IN_PROGRESS)
-        async with self._lock:
-            return await self._attempt()
+        async with self._lock.take("save"):
+            return await self._attempt(then)
+
+    async def let_go(self) -> Mapping[str, frozenset[str]]:
+        """End what `save(then="stay_paused")` or `restore(until=...)` keeps up.
+
+        After such a save everyone runs again; returns those that have not confirmed, as in
+        `Saved.unreleased`. After such a restore this process stops to renew, no more. Safe to
+        repeat. Raises InvariantError for a bug met since.
+        """
+        held = self._held
+        if held is None:
+            return {}
+        held.drive.performing.let_go.set()
+        await asyncio.wait({held.task})
+        return self._settle(held)
 
     @asynccontextmanager
     async def exclusive(self, what: str) -> AsyncIterator[list[SaveOutcome]]:
         """Nobody else snapshots inside; on leaving, the snapshot that belongs to what was done
-        inside is taken under the same lock (S8). Its outcome is put into the list yielded."""
+        inside is taken under the same lock (S8). Its outcome is put into the list yielded. A body
+        that raises gets no snapshot."""
         outcomes: list[SaveOutcome] = []
-        async with self._lock:
+        async with self._lock.take("exclusive"):
             log.debug("exclusive: %s", what)
             yield outcomes
             outcomes.append(await self._attempt())
@@ -128,63 +146,83 @@ class SnapshotEngine:
     def hold_off(self, why: str) -> Iterator[None]:
         """No attempt starts inside; one that is under way before its cut aborts."""
         self._held_off.append(why)
+        self._hold_offs += 1
         try:
             yield
         finally:
             self._held_off.remove(why)
 
-    async def restore(self, *, if_none: IfNone = "raise", if_bad: IfBad = "raise") -> Restored:
+    async def cut_over(self) -> None:
+        """Wait until no cut is under way. Inside `hold_off` none follows: for trainers that change
+        what participants read from another thread."""
+        async with self._setting.cutting:
+            pass
+
+    @overload
+    async def restore(
+        self, *, if_none: IfNone = ..., if_bad: IfBad = ..., until: Until
+    ) -> RestoreToken: ...
+    @overload
+    async def restore(
+        self,
+        token: RestoreToken | None = None,
+        *,
+        if_none: IfNone = ...,
+        if_bad: IfBad = ...,
+        until: None = ...,
+    ) -> Restored: ...
+    async def restore(
+        self,
+        token: RestoreToken | None = None,
+        *,
+        if_none: IfNone = "raise",
+        if_bad: IfBad = "raise",
+        until: Until | None = None,
+    ) -> Restored | RestoreToken:
         """Restore the newest snapshot that verifies.
 
         if_none: "start" activates with nothing restored. if_bad: "raise" refuses when the newest
         one does not verify, "older" quarantines it and takes the one before (R2).
+        until: "gym_restored" stops where everything is staged and returns the token with which
+        another engine goes on; this one renews meanwhile (R8). token: go on with such a restore.
         Raises SnapshotRejected; RestoreFailed when servers must be started afresh;
         InvariantError for a bug; any other failure as RestoreFailed after a full rollback.
         """
-        async with self._lock:
-            await self.open()
-            trace = Trace(RESTORE.name, asyncio.get_running_loop().time)
-            operation = Operation("restore", self.participants, trace)
-            operation.lease_s = self.config.lease_s
-            steps = Restoring(self._setting, operation, if_none, if_bad)
-            run = await self._drive(RESTORE, operation, steps, restore_steps.BUDGETS)
-            return self._restored(run, operation, steps)
+        if until not in (None, HANDED_OVER) or (token is not None and until is not None):
+            raise ValueError(f"until must be {HANDED_OVER!r}, and not with a token: {until!r}")
+        async with self._lock.take("restore"):
+            await self._make_way()
+            if token is not None:
+                return await self._go_on(token)
+            return await self._restore(if_none, if_bad, until)
 
     def activity(self) -> Activity | None:
         """What is going on, or None when nothing is."""
-        if self._running is None:
+        if self._drive is None or self._drive.run.machine.over:
             return None
-        run, operation = self._running
-        now = run.trace.clock()
-        left = None if operation.until_s is None else max(0.0, operation.until_s - now)
-        machine = run.machine
-        late = machine.table.next(machine.state, "late") or machine.state
-        return Activity(
-            LABELS[machine.table.name],
-            operation.label,
-            machine.state,
-            machine.step,
-            now - run.entered_s,
-            left,
-            dict(operation.waiting),
-            late,
-        )
+        return self._drive.activity()
 
     # -- save ----------------------------------------------------------------------------------
 
-    async def _attempt(self) -> SaveOutcome:
+    async def _attempt(self, then: Then = "resume") -> SaveOutcome:
         """One attempt, with the lock held."""
         await self.open()
-        trace = Trace(SAVE.name, asyncio.get_running_loop().time)
-        operation = Operation("save", self.participants, trace)
-        operation.lease_s = self.config.lease_s
         try:
-            attempt = await self._preflight(operation)
+            saving = await self._preflight(self._operation("save"))
         except Skip as skip:
             return Skipped(skip.reason, skip.detail)
-        table = SAVE if self.config.release_at == "publish" else SAVE_RELEASE_AT_CUT
-        run = await self._drive(table, operation, attempt, save_steps.BUDGETS)
-        return await self._outcome(run, operation, attempt)
+        drive = self._begin(self._table(then), saving, save_steps.BUDGETS)
+        await self._go(drive, STAYING)
+        if drive.run.machine.state == STAYING:
+            self._hold_on(drive)
+            if drive.run.cancelled:  # the caller is gone: nobody would let them go
+                await self.let_go()
+        return await self._outcome(drive, saving)
+
+    def _table(self, then: Then) -> Table:
+        if then == "stay_paused":  # whatever `release_at` says: nobody is released before
+            return SAVE_STAY_PAUSED
+        return SAVE if self.config.release_at == "publish" else SAVE_RELEASE_AT_CUT
 
     async def _preflight(self, operation: Operation) -> Saving:
         """Every reason to leave the attempt out, before anybody is told anything (S7)."""
@@ -193,30 +231,20 @@ class SnapshotEngine:
             optimizer = self._held_off[-1] == "optimizer_commit"
             reason = SkipReason.OPTIMIZER_COMMIT if optimizer else SkipReason.HELD_OFF
             raise Skip(reason, self._held_off[-1])
-        anchor = self._setting.anchor()
+        anchor = self._trainer_anchor()
         if self._anchor is not None and anchor is None:
             raise Skip(SkipReason.NO_TRAINER_ANCHOR)
         operation.fence = await self.store.fence()
         operation.label = f"save-{operation.fence.incarnation}-{operation.fence.sequence}"
-        attempt = Saving(self._setting, operation, anchor, self._last_saved)
-        try:
-            async with asyncio.timeout(self.config.prepare_timeout_s):
-                await attempt.preflight()
-        except TimeoutError as late:
-            detail = f"preflight took longer than {self.config.prepare_timeout_s:g} s"
-            raise Skip(SkipReason.PARTICIPANT, detail) from late
-        except HookFailed as failed:
-            if isinstance(failed.__cause__, Skip):
-                raise failed.__cause__ from None
-            _, cause = judge("preflight", failed)
-            if operation.bug is not None:
-                raise InvariantError(str(cause)) from operation.bug
-            raise Skip(SkipReason.PARTICIPANT, str(cause)) from failed
-        except OSError as error:
-            raise Skip(SkipReason.NO_ROOM, str(error)) from error
-        return attempt
+        saving = Saving(self._setting, operation, anchor, self._last_saved)
+        await saving.preflight()
+        return saving
 
     async def _skip_for_earlier(self) -> None:
+        if self._held is not None:
+            if not self._held.task.done():
+                raise Skip(SkipReason.STAYING_PAUSED, self._held.drive.operation.label)
+            await self.let_go()  # it ended by itself, with a hold that was lost
         if self._unresolved is not None:
             raise Skip(SkipReason.PUBLISH_UNRESOLVED)
         if self._left_behind:
@@ -228,147 +256,144 @@ class SnapshotEngine:
                 raise Skip(SkipReason.RELEASE_PENDING, ", ".join(names))
             self._pending = None
 
-    async def _outcome(self, run: Run, operation: Operation, attempt: Saving) -> SaveOutcome:
-        phases, unreleased = run.trace.phases(), attempt.releasing.silent()
-        self._pending = attempt if unreleased else None
-        if attempt.publication is not None and attempt.publication.published:
-            self._last_saved = operation.fence
-        if operation.bug is not None:
-            raise InvariantError(str(run.cause or repr(operation.bug))) from operation.bug
-        if run.cancelled:
-            raise asyncio.CancelledError
-        if attempt.publication is not None and attempt.publication.published:
-            assert attempt.draft is not None
-            if attempt.publication.durable:
-                await self._prune()
-            return Saved(
-                attempt.draft.id,
-                attempt.publication.durable,
-                phases,
-                _pause_s(run),
-                unreleased,
-                operation.public_facts(),
-            )
-        if run.machine.state == "publish_unresolved":
-            assert attempt.draft is not None
-            return Unresolved(attempt.draft.id, phases, unreleased)
-        assert run.cause is not None, "an attempt that was not published has a cause"
-        return Aborted(run.cause, phases, unreleased)
+    async def _outcome(self, drive: Drive, saving: Saving) -> SaveOutcome:
+        published = saving.publication is not None and saving.publication.published
+        if self._held is None:
+            self._pending = saving if saving.releasing.silent() else None
+        if published:
+            self._last_saved = drive.operation.fence
+        outcome = verdict.of_save(drive, saving)
+        if saving.publication is not None and saving.publication.durable:
+            await self._prune()
+        return outcome
 
     async def _prune(self) -> None:
+        kept = None if self._kept_anchors is None else frozenset(self._kept_anchors())
+        if kept is not None and (wrong := [step for step in kept if type(step) is not int]):
+            raise ValueError(f"kept_anchors must give trainer steps (ints), not {wrong[0]!r}")
         try:
-            await self.store.prune()
+            await self.store.prune(kept)
         except OSError as error:  # old snapshots stay: not a reason to call the new one a failure
             log.warning("pruning failed, old snapshots are kept: %s", error)
 
+    def _trainer_anchor(self) -> Anchor | None:
+        anchor = None if self._anchor is None else self._anchor()
+        if anchor is not None and not isinstance(anchor, Anchor):
+            raise ValueError(f"anchor must give an Anchor(step, fingerprint) or None: {anchor!r}")
+        return anchor
+
     # -- restore -------------------------------------------------------------------------------
 
-    def _restored(self, run: Run, operation: Operation, steps: Restoring) -> Restored:
-        if operation.bug is not None:
-            raise InvariantError(str(run.cause or repr(operation.bug))) from operation.bug
-        if run.machine.state == "failed":
-            aborted = any(row.target == "aborting" for row in run.machine.fired)
-            release = steps.dropping if aborted else steps.activation
-            silent = sorted(name for names in release.silent().values() for name in names)
-            raise RestoreFailed(
-                f"{run.cause or 'activation'}: not confirmed by {', '.join(silent)}; start these "
-                "servers afresh and restore again, the snapshot is untouched"
-            )
-        if run.cancelled:
-            raise asyncio.CancelledError
-        if run.machine.state == "aborted":
-            self._raise_rejected(run.cause)
-        snapshot = steps.snapshot
-        return Restored(
-            None if snapshot is None else snapshot.id,
-            None if snapshot is None else snapshot.anchor,
-            operation.facts,
-            run.trace.phases(),
-        )
+    async def _restore(
+        self, if_none: IfNone, if_bad: IfBad, until: Until | None
+    ) -> Restored | RestoreToken:
+        await self.open()
+        restoring = Restoring(self._setting, self._operation("restore"), if_none, if_bad)
+        table = RESTORE if until is None else RESTORE_HANDING_OVER
+        drive = self._begin(table, restoring, restore_steps.BUDGETS)
+        await self._go(drive, until)
+        if until is None or drive.run.machine.over:
+            return verdict.of_restore(drive, restoring)
+        return await self._hand_over(drive, restoring)
 
-    def _raise_rejected(self, cause: Cause | None) -> None:
-        rejected, self._rejected = self._rejected, None
-        if rejected is not None:
-            raise rejected
-        raise RestoreFailed(f"{cause}; everything was rolled back, the snapshot is untouched")
+    async def _hand_over(self, drive: Drive, restoring: Restoring) -> RestoreToken:
+        token = restoring.token(drive.left_s("restore_timeout_s"))
+        self._hold_on(drive)
+        if drive.run.cancelled:
+            await self._stop_holding()
+            raise asyncio.CancelledError
+        await self._let_store_go()
+        self._handed_over = True
+        return token
+
+    async def _go_on(self, token: RestoreToken) -> Restored:
+        token.check({one.name: one.format_version for one in self.participants})
+        await self._let_store_go()
+        # Before anybody is told: a token that is used twice must not disturb its first user.
+        snapshot = await self.store.take_over(token.fence, token.snapshot)
+        self._opened, self._handed_over = True, False
+        restoring = Restoring(self._setting, self._operation("restore"))
+        restoring.go_on_from(token, snapshot)
+        left = {"restore_timeout_s": token.left_s}
+        drive = self._begin(RESTORE_TAKING_OVER, restoring, restore_steps.BUDGETS, left)
+        await self._go(drive)
+        return verdict.of_restore(drive, restoring)
+
+    async def _make_way(self) -> None:
+        """A restore ends what this process handed over; paused rollouts it does not touch."""
+        if self._held is not None and not self._handed_over and not self._held.task.done():
+            raise ValueError("rollouts stay paused since the last snapshot: call let_go() first")
+        await self.let_go()
+        self._handed_over = False
 
     # -- driving -------------------------------------------------------------------------------
 
-    _rejected: SnapshotRejected | None = None
+    def _operation(self, kind: str) -> Operation:
+        trace = Trace(kind, asyncio.get_running_loop().time)
+        operation = Operation(kind, self.participants, trace)
+        operation.lease_s = self.config.lease_s
+        return operation
 
-    async def _drive(
+    def _begin(
         self,
         table: Table,
-        operation: Operation,
-        performing: Saving | Restoring,
+        performing: Performing,
         budgets: Mapping[str, str],
-    ) -> Run:
-        until: dict[str, float] = {}
+        left_s: Mapping[str, float] | None = None,
+    ) -> Drive:
+        def seconds(budget: str) -> float:
+            return (left_s or {}).get(budget, getattr(self.config, budget))
 
-        def deadline(step: str) -> float | None:
-            budget = budgets.get(step)
-            if budget is not None:
-                seconds = getattr(self.config, budget)
-                if step in table.rules.releasing:
-                    seconds *= len(operation.ranks)  # a silent rank must not use up the next's (S6)
-                until.setdefault(budget, asyncio.get_running_loop().time() + seconds)
-            operation.until_s = until[budget] if budget is not None else None
-            return operation.until_s
+        return Drive(table, performing, budgets, seconds, self._leave_behind)
 
-        steps = Steps(
-            performing.steps(),
-            partial(self._judge, operation),
-            deadline,
-            self._leave_behind,
-            frozenset({"publish"}),
-        )
-        run = Run(table, steps, operation.trace)
-        self._rejected = None
-        performing.post = run.post
-        self._running, self.last_trace = (run, operation), operation.trace
+    async def _go(self, drive: Drive, until: str | None = None) -> None:
+        self._drive, self.last_trace = drive, drive.operation.trace
         try:
-            await run.drive()
-        finally:
-            await performing.renewal.stop()
-            self._running = None
-            for thread in operation.threads:
-                self._keep(thread)
-        return run
+            await drive.go(until)
+        except BaseException:
+            self._drive = None
+            raise
 
-    def _judge(self, operation: Operation, step: str, error: BaseException) -> tuple[str, Cause]:
-        if isinstance(error, SnapshotRejected):
-            self._rejected = error
-        elif isinstance(error, HookFailed) and isinstance(error.__cause__, SnapshotRejected):
-            self._rejected = error.__cause__
-        operation.note_bug(step, error)
-        return judge(step, error)
+    def _hold_on(self, drive: Drive) -> None:
+        self._held = _Held(drive, asyncio.ensure_future(self._keep_up(drive)))
 
-    def _leave_behind(self, step: str, task: asyncio.Task[None]) -> None:
-        log.warning("step %r outlived its deadline and is left behind", step)
+    async def _keep_up(self, drive: Drive) -> None:
+        await drive.go()
+        if drive.run.cause is not None:
+            log.warning("%s is not held any more: %s", drive.operation.label, drive.run.cause)
+
+    async def _stop_holding(self) -> None:
+        """The holds end with their leases."""
+        if self._held is not None:
+            self._held.task.cancel()
+            await asyncio.wait({self._held.task})
+            self._held = None
+
+    def _settle(self, held: _Held) -> Mapping[str, frozenset[str]]:
+        """What became of a hold that is over."""
+        self._held = None
+        held.task.result()
+        saving, silent = held.drive.performing, {}
+        if isinstance(saving, Saving):
+            silent = saving.releasing.silent()
+            self._pending = saving if silent else None
+        verdict.raise_bug(held.drive)
+        return silent
+
+    async def _let_store_go(self) -> None:
+        if self._opened:
+            await self.store.close()
+            self._opened = False
+
+    def _leave_behind(self, step: str, future: asyncio.Future[Any]) -> None:
+        if step:
+            log.warning("step %r outlived its deadline and is left behind", step)
         if step == "publish":
-            self._unresolved = task
-            task.add_done_callback(self._resolved)
+            self._unresolved = future
+            future.add_done_callback(self._resolved)
         else:
-            self._keep(task)
+            self._left_behind.add(future)
+            future.add_done_callback(self._left_behind.discard)
 
-    def _keep(self, future: asyncio.Future[Any]) -> None:
-        self._left_behind.add(future)
-        future.add_done_callback(self._left_behind.discard)
-
-    def _resolved(self, _: asyncio.Task[None]) -> None:
+    def _resolved(self, _: asyncio.Future[Any]) -> None:
         self._unresolved = None
-
-
-def _failed(task: asyncio.Task[None]) -> bool:
-    return task.done() and (task.cancelled() or task.exception() is not None)
-
-
-def _pause_s(run: Run) -> float:
-    """Seconds in which rollouts did not run."""
-    states = run.machine.table.states
-    waiting = [
-        event.data["took_s"]
-        for event in run.trace.events
-        if event.kind == "row" and states[event.what.split(" --")[0]].rollouts in (PARKING, PARKED)
-    ]
-    return float(sum(waiting))

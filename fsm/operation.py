@@ -83,10 +83,11 @@ class Operation:
     told: participants in the order in which they were told; entered *before* the call (S6).
     holding: those that confirmed a hold, so that there is a lease to renew.
     waiting: what the running step waits for, participant → names (shown by status).
+    kind: `save` or `restore`; label: which one, for people.
     """
 
     def __init__(self, label: str, participants: Iterable[Participant], trace: Trace) -> None:
-        self.label = label
+        self.kind = self.label = label
         self.trace = trace
         self.ranks = ranks(participants)
         self.fence = Fence("", 0, 0)
@@ -98,6 +99,7 @@ class Operation:
         self.holding: dict[str, Participant] = {}
         self.waiting: dict[str, tuple[str, ...]] = {}
         self.bug: BaseException | None = None
+        self.rejected: SnapshotRejected | None = None
         self.threads: set[asyncio.Future[Any]] = set()
 
     # -- what participants see -----------------------------------------------------------------

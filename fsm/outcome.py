@@ -86,6 +86,7 @@ class SkipReason(enum.Enum):
     HELD_OFF = "the trainer holds snapshots off"
     NO_TRAINER_ANCHOR = "no trainer checkpoint exists that this snapshot could belong to"
     RELEASE_PENDING = "servers of an earlier attempt are still to be released"
+    STAYING_PAUSED = "rollouts stay paused since the last snapshot: call let_go()"
     PUBLISH_UNRESOLVED = "it is not known yet whether an earlier snapshot was published"
     PREVIOUS_CUT_RUNNING = "an earlier save that missed its deadline is still running"
     NO_ROOM = "the unpublished folder could not be made"

@@ -8,6 +8,8 @@ they raise is a bug and reaches the trainer as `InvariantError`, after everyone 
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Literal, Protocol, TypeVar
 
@@ -194,6 +196,10 @@ class Participant:
         """Read, validate and stage the saved part. Nothing is activated before `resume` (R1).
         Not called in a start from nothing."""
 
+    async def take_over(self, restore: Restore) -> None:
+        """Another process fenced and restored; this one goes on (R8). Set what later hooks look
+        for in memory; `restore.facts` has what the first process returned."""
+
     async def reconcile(self, restore: Restore) -> None:
         """After the controller's join: drop what no rollout names; `restore.facts` has the join."""
 
@@ -208,7 +214,37 @@ class Participant:
         return {}
 
 
+class Elsewhere(Participant):
+    """Stands for a participant that lives in another process, in an engine that only begins a
+    restore (R8): its name, its place in the order and what must be equal are known, no more."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        format_version: int = 1,
+        calls: Iterable[str] = (),
+        called_by: Iterable[str] = (),
+        topology: Facts | None = None,
+    ) -> None:
+        self.name, self.format_version = name, format_version
+        self.calls, self.called_by = frozenset(calls), frozenset(called_by)
+        self._topology = dict(topology or {})
+
+    async def describe(self) -> Facts:
+        return self._topology
+
+    async def preflight(self, attempt: Attempt) -> None:  # noqa: ARG002
+        raise ValueError(f"{self.name!r} lives in another process: save there")
+
+
 Hook = Callable[[Any], Awaitable[Any]]
+HOOKS = (
+    "preflight", "pause", "prepare", "drain", "commit", "cut", "renew", "resume",
+    "fence", "restore", "take_over", "reconcile", "rollback", "describe",
+)  # fmt: skip
+RESTORE_STEPS = ("load_data_plane", "restore_gym", "load_controller")
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 
 
 def hook_of(participant: Participant, name: str) -> Hook | None:
@@ -222,10 +258,11 @@ def hook_of(participant: Participant, name: str) -> Hook | None:
 def ranks(participants: Iterable[Participant]) -> list[list[Participant]]:
     """Participants from callers to callees: each rank calls only later ones (S5).
 
-    Raises ValueError for two of one name, an unknown name, or a cycle.
+    Raises ValueError for two of one name, an unknown name, a cycle, and what is no participant.
     """
     by_name: dict[str, Participant] = {}
     for one in participants:
+        _check(one)
         if one.name in by_name:
             raise ValueError(f"two participants are called {one.name!r}; give one another name")
         by_name[one.name] = one
@@ -241,6 +278,23 @@ def ranks(participants: Iterable[Participant]) -> list[list[Participant]]:
         for callee in one.calls:
             callers[callee].add(one.name)
     return _layers(by_name, callers)
+
+
+def _check(one: object) -> None:
+    """What would fail in the first save fails at construction, with what to do."""
+    if not isinstance(one, Participant):
+        raise ValueError(f"{one!r} is no participant: give an instance of a Participant subclass")
+    kind = type(one).__name__
+    name = getattr(one, "name", None)
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise ValueError(
+            f"{kind}.name is {name!r}: set it to letters, digits and '_.-'; it names a folder"
+        )
+    if one.restore_step not in RESTORE_STEPS:
+        raise ValueError(f"{kind}.restore_step is {one.restore_step!r}, not of {RESTORE_STEPS}")
+    for hook in HOOKS:
+        if not inspect.iscoroutinefunction(getattr(one, hook)):
+            raise ValueError(f"{kind}.{hook} is not a coroutine: write `async def {hook}`")
 
 
 def _layers(

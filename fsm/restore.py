@@ -6,6 +6,8 @@ until then every failure leads to `aborting`, which drops what was staged.
 
 from __future__ import annotations
 
+from attrs import evolve
+
 from fsm.save import CANCELLED, FAILED, HOLD_LOST, LATE, OK
 from fsm.table import PARKED, RUN, STAY, Rules, State, Table
 
@@ -32,8 +34,19 @@ RULES = Rules(
     unaided=frozenset({FAILED, LATE}),
 )
 STEPS = frozenset(
-    {"discover", "fence", "load_data_plane", "restore_gym", "load_controller", "resume", "rollback"}
+    {
+        "discover",
+        "fence",
+        "load_data_plane",
+        "restore_gym",
+        "hand_over",
+        "take_over",
+        "load_controller",
+        "resume",
+        "rollback",
+    }
 )
+HANDED_OVER = "gym_restored"  # where a restore may change its process (R8)
 
 # fmt: off
 RESTORE = Table("restore", "idle", EVENTS, (
@@ -52,3 +65,32 @@ RESTORE = Table("restore", "idle", EVENTS, (
     _end("failed"),
 ), STEPS, RULES)
 # fmt: on
+
+
+def handing_over(restore: Table) -> Table:
+    """RESTORE up to `gym_restored`, where it is handed to another process (R8).
+
+    From there on whoever has the token decides. This process renews until it is told to stop,
+    and whatever happens it neither activates nor drops: if nobody takes over, leases end the
+    holds, and a hold of a restore that ends drops what is staged (R1).
+    """
+    order = list(restore.states)
+    before = restore.lines[: order.index(HANDED_OVER)]
+    handing = State(HANDED_OVER, dict.fromkeys(EVENTS, "handed_over"), "hand_over", PARKED)
+    over = State("handed_over", _OVER, rollouts=PARKED, terminal=True)
+    lines = (*before, handing, restore.states["aborting"], over)
+    rules = evolve(restore.rules, no_return=HANDED_OVER)
+    name = "restore_handing_over"
+    return evolve(restore, name=name, lines=(*lines, _end("aborted"), _end("failed")), rules=rules)
+
+
+def taking_over(restore: Table) -> Table:
+    """RESTORE from `gym_restored` on, in the process that has the token (R8)."""
+    order = list(restore.states)
+    taken = State("handed_over", {OK: HANDED_OVER, **_ABORT}, "take_over", PARKED)
+    lines = (taken, *restore.lines[order.index(HANDED_OVER) :])
+    return evolve(restore, name="restore_taking_over", initial="handed_over", lines=lines)
+
+
+RESTORE_HANDING_OVER = handing_over(RESTORE)
+RESTORE_TAKING_OVER = taking_over(RESTORE)

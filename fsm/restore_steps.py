@@ -14,6 +14,7 @@ from fsm.renewal import Renewal
 from fsm.save import HOLD_LOST
 from fsm.save_steps import Setting
 from fsm.storing import SavedSnapshot
+from fsm.token import RestoreToken
 
 IfNone = Literal["start", "raise"]
 IfBad = Literal["raise", "older"]
@@ -23,6 +24,8 @@ BUDGETS = {
     "fence": "prepare_timeout_s",
     "load_data_plane": "restore_timeout_s",
     "restore_gym": "restore_timeout_s",
+    "hand_over": "restore_timeout_s",
+    "take_over": "restore_timeout_s",
     "load_controller": "restore_timeout_s",
     "resume": "release_timeout_s",
     "rollback": "release_timeout_s",
@@ -33,12 +36,17 @@ class Restoring:
     """The steps of one restore."""
 
     def __init__(
-        self, setting: Setting, operation: Operation, if_none: IfNone, if_bad: IfBad
+        self,
+        setting: Setting,
+        operation: Operation,
+        if_none: IfNone = "raise",
+        if_bad: IfBad = "raise",
     ) -> None:
         self.setting, self.operation = setting, operation
         self.if_none, self.if_bad = if_none, if_bad
         self.snapshot: SavedSnapshot | None = None
         self.post: Callable[[str, Cause | None], None] = lambda *_: None
+        self.let_go = asyncio.Event()
         config = setting.config
         self.renewal = Renewal(operation, self.view, config.renew_every_s, self._hold_lost)
         self.activation = Release(operation, "resume", self.view, config.resume_timeout_s)
@@ -53,6 +61,8 @@ class Restoring:
             "fence": self.fence,
             "load_data_plane": lambda: self.load("load_data_plane"),
             "restore_gym": lambda: self.load("restore_gym"),
+            "hand_over": self.hand_over,
+            "take_over": self.take_over,
             "load_controller": self.load_controller,
             "resume": self.resume,
             "rollback": self.rollback,
@@ -86,6 +96,44 @@ class Restoring:
             self.operation.add_facts(one.name, facts)
 
         await self.operation.callees_first(stage)
+
+    async def hand_over(self) -> None:
+        """The renewal goes on until this process is told to stop, or it is too late (R8)."""
+        await self.let_go.wait()
+
+    def token(self, left_s: float) -> RestoreToken:
+        """All that another process needs to go on from here."""
+        operation = self.operation
+        return RestoreToken(
+            fence=operation.fence,
+            label=operation.label,
+            snapshot=None if self.snapshot is None else self.snapshot.id,
+            formats={one.name: one.format_version for rank in operation.ranks for one in rank},
+            told=tuple(operation.told),
+            holding=tuple(operation.holding),
+            facts=operation.facts,
+            left_s=left_s,
+        )
+
+    def go_on_from(self, token: RestoreToken, snapshot: SavedSnapshot | None) -> None:
+        """Be where the process that gave the token is."""
+        operation, self.snapshot = self.operation, snapshot
+        operation.fence, operation.label, operation.facts = token.fence, token.label, token.facts
+        by_name = {one.name: one for rank in operation.ranks for one in rank}
+        operation.told.update({name: by_name[name] for name in token.told})
+        operation.holding.update({name: by_name[name] for name in token.holding})
+
+    async def take_over(self) -> None:
+        """Whoever was told by the first process learns of it here; the others are fenced now."""
+        told = frozenset(self.operation.told)
+
+        async def take(one: Participant) -> None:
+            hook = "take_over" if one.name in told else "fence"
+            await self.operation.call(one, hook, self.view(one), tell=True)
+
+        self.renewal.start()
+        await self.operation.callers_first(take)
+        await self.renewal.check()
 
     async def load_controller(self) -> None:
         await self.load("load_controller")

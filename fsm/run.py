@@ -67,10 +67,13 @@ class Run:
         """Something happened outside the running step."""
         self._inbox.put_nowait(Event(name, cause))
 
-    async def drive(self) -> None:
-        """Run to a terminal state. A cancellation is answered by the table; the caller finds it
-        in `cancelled` afterwards and re-raises it once everybody has been released."""
-        while not self.machine.over:
+    async def drive(self, until: str | None = None) -> None:
+        """Run to a terminal state, or until the state `until` is entered: then nothing of it has
+        been done yet, and `drive` may be called again to go on.
+
+        A cancellation is answered by the table; the caller finds it in `cancelled` afterwards and
+        re-raises it once everybody has been released."""
+        while not self.machine.over and self.machine.state != until:
             await self._one_state()
 
     async def _one_state(self) -> None:

@@ -38,7 +38,7 @@ RULES = Rules(
     unaided=frozenset({FAILED, LATE, CLAIMED}),
 )
 STEPS = frozenset(
-    "pause prepare drain commit cut seal publish resume abort discard".split()  # noqa: SIM905
+    "pause prepare drain commit cut seal publish stay resume abort discard".split()  # noqa: SIM905
 )
 
 # fmt: off
@@ -106,3 +106,27 @@ def release_at_cut(save: Table) -> Table:
 
 
 SAVE_RELEASE_AT_CUT = release_at_cut(SAVE)
+
+
+STAYING = "staying"
+
+
+def stay_paused(save: Table) -> Table:
+    """SAVE with a state between publish and resume, for a job that is about to be stopped (S11).
+
+    Rollouts stay parked and their leases are renewed until somebody lets them go. A hold that
+    ends by itself releases the others too. When the process is stopped there (`cancelled`) nobody
+    is released: what would run then has no controller, so the leases end the holds.
+    """
+    sealed = save.states["sealed"]
+    go_on = dict.fromkeys((OK, FAILED, LATE, HOLD_LOST), "published")
+    staying = State(STAYING, {**go_on, CANCELLED: "left_paused"}, "stay", PARKED)
+    lines: list[State] = []
+    for line in save.lines:
+        both = (evolve(sealed, moves={**sealed.moves, OK: STAYING}), staying)
+        lines += both if line is sealed else (line,)
+    left_paused = State("left_paused", _OVER, rollouts=PARKED, terminal=True)
+    return evolve(save, name="save_stay_paused", lines=(*lines, left_paused))
+
+
+SAVE_STAY_PAUSED = stay_paused(SAVE)

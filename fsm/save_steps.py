@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
-from attrs import asdict, frozen
+from attrs import asdict, field, frozen
 
 from fsm.config import EngineConfig
-from fsm.operation import Call, NotPublished, Operation, TrainerMoved
-from fsm.outcome import Anchor, Cause
+from fsm.operation import Call, HookFailed, NotPublished, Operation, TrainerMoved, judge
+from fsm.outcome import Anchor, Cause, InvariantError, Skip, SkipReason
 from fsm.participant import Attempt, Participant
 from fsm.release import Release
 from fsm.renewal import Renewal
@@ -38,13 +38,19 @@ BUDGETS = {
 
 @frozen
 class Setting:
-    """What every attempt of one engine has in common."""
+    """What every attempt of one engine has in common.
+
+    held_off: is the trainer holding snapshots off? hold_offs: how many times it began to.
+    cutting: held during the cut, for trainers in another thread.
+    """
 
     config: EngineConfig
     store: Store
     anchor: AnchorSource
     held_off: Callable[[], bool]
+    hold_offs: Callable[[], int]
     barrier: Barrier | None = None
+    cutting: asyncio.Lock = field(factory=asyncio.Lock)
 
 
 class Saving:
@@ -62,6 +68,7 @@ class Saving:
         self.draft: Draft | None = None
         self.publication: Publication | None = None
         self.post: Callable[[str, Cause | None], None] = lambda *_: None
+        self.let_go = asyncio.Event()
         config = setting.config
         self.renewal = Renewal(operation, self.view, config.renew_every_s, self._hold_lost)
         self.releasing = Release(operation, "resume", self.view, config.resume_timeout_s)
@@ -87,15 +94,32 @@ class Saving:
             "cut": self.cut,
             "seal": self.seal,
             "publish": self.publish,
+            "stay": self.stay,
             "resume": self.release,
             "abort": self.abort,
             "discard": self.discard,
         }
 
     async def preflight(self) -> None:
-        """Before anybody is told: ask everyone, then make the folder. Raises Skip, OSError (S7)."""
-        await self.operation.callers_first(self._calling("preflight"))
-        self.draft = await self.setting.store.begin(self.operation.fence)
+        """Before anybody is told: ask everyone, then make the folder. Raises Skip for everything
+        that goes wrong (S7), InvariantError for a bug, ValueError before the first restore."""
+        limit_s = self.setting.config.prepare_timeout_s
+        try:
+            async with asyncio.timeout(limit_s):
+                await self.operation.callers_first(self._calling("preflight"))
+                self.draft = await self.setting.store.begin(self.operation.fence)
+        except TimeoutError as late:
+            detail = f"preflight took longer than {limit_s:g} s"
+            raise Skip(SkipReason.PARTICIPANT, detail) from late
+        except HookFailed as failed:
+            if isinstance(failed.__cause__, Skip):
+                raise failed.__cause__ from None
+            _, cause = judge("preflight", failed)
+            if self.operation.bug is not None:
+                raise InvariantError(str(cause)) from self.operation.bug
+            raise Skip(SkipReason.PARTICIPANT, str(cause)) from failed
+        except OSError as error:
+            raise Skip(SkipReason.NO_ROOM, str(error)) from error
 
     async def pause(self) -> None:
         await self.operation.callers_first(self._telling("pause"))
@@ -111,10 +135,14 @@ class Saving:
         await self.operation.callers_first(self._collecting("commit"))
 
     async def cut(self) -> None:
-        async with self._barrier():
+        async with self.setting.cutting, self._barrier():
             if self.setting.held_off() or self.setting.anchor() != self.anchor:
                 raise TrainerMoved(f"the attempt began at {self.anchor}")
+            before = self.setting.hold_offs()
             await self.operation.callers_first(self._collecting("cut"))
+            # With a barrier the trainer's changes wait for the end of the cut by themselves.
+            if self.setting.barrier is None and self.setting.hold_offs() != before:
+                raise TrainerMoved("snapshots were held off during the cut")
         # Outside the barrier: a renewal waits for Gym (S3), and must come after the cut (S4).
         await self.renewal.check()
 
@@ -125,6 +153,13 @@ class Saving:
         self.publication = await self.setting.store.publish(self._draft())
         if not self.publication.published:
             raise NotPublished("the folder was claimed before its rename happened")
+
+    async def stay(self) -> None:
+        """Nobody is released. A hold that was lost since the cut did no harm until now (S11)."""
+        await self.renewal.stop()
+        self.renewal.start()
+        await self.renewal.check()
+        await self.let_go.wait()
 
     async def release(self) -> None:
         await self.renewal.stop()

@@ -148,6 +148,14 @@ class Store(Protocol):
         if_bad: "raise", or "older" to quarantine a rejected one and try the one before (R2).
         """
 
+    async def take_over(self, fence: Fence, snapshot: str | None) -> SavedSnapshot | None:
+        """Instead of `open`: go on in the incarnation of `fence`, which began a restore of
+        `snapshot` in another process and has let the root go (R8).
+
+        Raises BlockingIOError while somebody has the root, ValueError when another controller
+        began since, or that restore is over. The snapshot was verified by the one who began.
+        """
+
     async def restored(self, snapshot: SavedSnapshot | None) -> None:
         """Record durably which snapshot this incarnation goes on from (F6)."""
 

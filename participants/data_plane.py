@@ -188,6 +188,9 @@ class DataPlanePart(Participant):
         held = await self._list()
         return {**held.counts(), "_train": dict(held.train), "_capture": list(held.capture)}
 
+    async def take_over(self, restore: Restore) -> None:
+        self._loading = restore.fence
+
     async def reconcile(self, restore: Restore) -> None:
         """Keep exactly the rows that the controller's join keeps; half-born ones go."""
         join = restore.facts["controller"]

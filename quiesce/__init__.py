@@ -33,10 +33,13 @@ from fsm.outcome import (  # noqa: E402
     Unavailable,
     Unresolved,
 )
-from fsm.participant import Attempt, Participant, Restore  # noqa: E402
+from fsm.participant import Attempt, Elsewhere, Participant, Restore  # noqa: E402
+from fsm.token import RestoreToken  # noqa: E402
 from participants.barrier import AsyncBarrier  # noqa: E402
 from participants.memory import Fault, MemoryParticipant  # noqa: E402
-from quiesce.engine import Engine, TooManyFailures  # noqa: E402
+from quiesce.blocking import BlockingEngine  # noqa: E402
+from quiesce.engine import Engine  # noqa: E402
+from quiesce.failures import TooManyFailures  # noqa: E402
 from storage.memory import MemoryStore  # noqa: E402
 from storage.store import FolderStore  # noqa: E402
 
@@ -46,8 +49,10 @@ __all__ = [
     "Anchor",
     "AsyncBarrier",
     "Attempt",
+    "BlockingEngine",
     "Cause",
     "Config",
+    "Elsewhere",
     "Engine",
     "Fault",
     "FolderStore",
@@ -60,6 +65,7 @@ __all__ = [
     "Refused",
     "Restore",
     "RestoreFailed",
+    "RestoreToken",
     "Restored",
     "SaveOutcome",
     "Saved",

@@ -15,19 +15,16 @@ from attrs import asdict
 from fsm.diagram import markdown, mermaid
 from fsm.hold import HOLD
 from fsm.outcome import SnapshotRejected
-from fsm.restore import RESTORE
-from fsm.save import SAVE, SAVE_RELEASE_AT_CUT
+from fsm.restore import RESTORE, RESTORE_HANDING_OVER, RESTORE_TAKING_OVER
+from fsm.save import SAVE, SAVE_RELEASE_AT_CUT, SAVE_STAY_PAUSED
 from fsm.table import Table
 from quiesce import inspection
 from quiesce.watch import STATUS
 from storage.reader import list_snapshots
 
-TABLES: dict[str, Table] = {
-    "save": SAVE,
-    "save_release_at_cut": SAVE_RELEASE_AT_CUT,
-    "restore": RESTORE,
-    "hold": HOLD,
-}
+SAVES = (SAVE, SAVE_RELEASE_AT_CUT, SAVE_STAY_PAUSED)
+RESTORES = (RESTORE, RESTORE_HANDING_OVER, RESTORE_TAKING_OVER)
+TABLES: dict[str, Table] = {table.name: table for table in (*SAVES, *RESTORES, HOLD)}
 OK, REFUSED, USAGE = 0, 1, 2
 
 

@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import AsyncIterator, Iterable
+import os
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 
 from fsm.config import EngineConfig
-from fsm.engine import SnapshotEngine
-from fsm.outcome import Aborted, AbortReason, QuiesceError, Restored, Saved, SaveOutcome, Skipped
+from fsm.engine import KeptAnchors, SnapshotEngine, Then, Until
+from fsm.outcome import Restored, SaveOutcome
 from fsm.participant import Participant
 from fsm.restore_steps import IfBad, IfNone
 from fsm.save_steps import AnchorSource
 from fsm.storing import Store
+from fsm.token import RestoreToken
 from participants.data_plane import Barrier
+from quiesce.failures import Failures
 from quiesce.watch import Watch
-
-log = logging.getLogger("quiesce")
-
-# Our own disk: the trainer must hear of it. A Gym server that is away is only warned about (S9).
-OURS = frozenset({AbortReason.IO_ERROR, AbortReason.NOT_PUBLISHED, AbortReason.TIMEOUT})
-
-
-class TooManyFailures(QuiesceError):
-    """Attempts failed `max_consecutive_failures` times in a row for our own I/O (S9)."""
 
 
 class Engine(SnapshotEngine):
@@ -32,8 +25,9 @@ class Engine(SnapshotEngine):
 
     config: deadlines and choices. store: where snapshots go (`FolderStore`). participants: who
     takes part. barrier: the data plane's, held during the cut. anchor: the trainer checkpoint that
-    a snapshot taken now would belong to, or None while there is none.
-    Raises ValueError at construction for participants that do not fit together.
+    a snapshot taken now would belong to, or None while there is none. kept_anchors: the steps of
+    the checkpoints that the trainer still keeps: the newest snapshot of each is kept too.
+    Raises ValueError at construction for parts that do not fit together.
     """
 
     def __init__(
@@ -44,42 +38,62 @@ class Engine(SnapshotEngine):
         *,
         barrier: Barrier | None = None,
         anchor: AnchorSource | None = None,
+        kept_anchors: KeptAnchors | None = None,
     ) -> None:
+        _check(config, store, barrier, {"anchor": anchor, "kept_anchors": kept_anchors})
         cut = None if barrier is None else barrier.cut
-        super().__init__(config, store, participants, barrier=cut, anchor=anchor)
+        super().__init__(
+            config, store, participants, barrier=cut, anchor=anchor, kept_anchors=kept_anchors
+        )
         self._watch = Watch(self)
-        self._failures = 0
+        self._failures = Failures(config.max_consecutive_failures)
+        self._timer_runs = False
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Attempts every `snapshot_attempt_interval_s`, counted from the end of the last one.
 
-        A bug, or too many failures in a row, raises here, in the trainer, as a `TaskGroup` does.
-        On leaving, an attempt under way is cancelled: it aborts and everyone is released.
+        A bug, or too many failures in a row, raises here, in the trainer, as a `TaskGroup` does:
+        the body is cancelled, and an ExceptionGroup comes out. On leaving, an attempt under way is
+        cancelled: it aborts and everyone is released. Raises ValueError while it runs already.
         """
+        if self._timer_runs:
+            raise ValueError("this engine is running already: enter running() once")
         await self.open()
-        async with asyncio.TaskGroup() as group:
-            timer = group.create_task(self._attempts())
-            try:
-                yield
-            finally:
-                timer.cancel()
-
-    async def _attempt(self) -> SaveOutcome:
-        async with self._watch.watching():
-            outcome = await super()._attempt()
-        self._watch.ended(outcome)
-        return outcome
-
-    async def restore(self, *, if_none: IfNone = "raise", if_bad: IfBad = "raise") -> Restored:
-        async with self._watch.watching():
-            restored = await super().restore(if_none=if_none, if_bad=if_bad)
-        self._watch.ended(restored)
-        return restored
+        self._timer_runs = True
+        try:
+            async with asyncio.TaskGroup() as group:
+                timer = group.create_task(self._attempts())
+                try:
+                    yield
+                finally:
+                    timer.cancel()
+        finally:
+            self._timer_runs = False
 
     def status(self) -> dict[str, object]:
         """What is going on, since when, waiting for whom, until when, and what happens then."""
         return self._watch.status()
+
+    async def _attempt(self, then: Then = "resume") -> SaveOutcome:
+        async with self._watch.watching():
+            outcome = await super()._attempt(then)
+        self._watch.ended(outcome)
+        return outcome
+
+    async def _restore(
+        self, if_none: IfNone, if_bad: IfBad, until: Until | None
+    ) -> Restored | RestoreToken:
+        async with self._watch.watching():
+            restored = await super()._restore(if_none, if_bad, until)
+        self._watch.ended(restored)
+        return restored
+
+    async def _go_on(self, token: RestoreToken) -> Restored:
+        async with self._watch.watching():
+            restored = await super()._go_on(token)
+        self._watch.ended(restored)
+        return restored
 
     async def _attempts(self) -> None:
         interval_s = self.config.snapshot_attempt_interval_s
@@ -87,17 +101,22 @@ class Engine(SnapshotEngine):
             return
         while True:
             await asyncio.sleep(interval_s)
-            self._count(await self.save())
+            self._failures.count(await self.save())
 
-    def _count(self, outcome: SaveOutcome) -> None:
-        if isinstance(outcome, Saved):
-            self._failures = 0
-        if not isinstance(outcome, Aborted) or isinstance(outcome, Skipped):
-            return
-        self._failures += 1
-        limit = self.config.max_consecutive_failures
-        if self._failures < limit:
-            return
-        if outcome.reason in OURS:
-            raise TooManyFailures(f"{self._failures} attempts failed in a row: {outcome.cause}")
-        log.warning("%d attempts failed in a row: %s", self._failures, outcome.cause)
+
+def _check(config: object, store: object, barrier: object, sources: Mapping[str, object]) -> None:
+    """Wrong parts are refused at once, with what to do (they would fail in the first save)."""
+    if not isinstance(config, EngineConfig):
+        raise ValueError(f"config is a {type(config).__name__}: use Config.from_mapping(...)")
+    if isinstance(store, str | os.PathLike):
+        raise ValueError(f"store is a path: use FolderStore({os.fspath(store)!r})")
+    if missing := [name for name in _STORE if not hasattr(store, name)]:
+        raise ValueError(f"{type(store).__name__} is no store: it has no {', '.join(missing)}")
+    if barrier is not None and not callable(getattr(barrier, "cut", None)):
+        raise ValueError(f"barrier is a {type(barrier).__name__} without cut(): use AsyncBarrier()")
+    for name, source in sources.items():
+        if source is not None and not callable(source):
+            raise ValueError(f"{name} must be a function: it is asked anew for each snapshot")
+
+
+_STORE = tuple(name for name in vars(Store) if not name.startswith("_"))

@@ -15,14 +15,23 @@ from typing import Any
 
 from attrs import asdict
 
-from fsm.engine import Activity, SnapshotEngine
+from fsm.drive import Activity
+from fsm.engine import SnapshotEngine
 from fsm.outcome import Aborted, Restored, Saved, SaveOutcome, Skipped
+from fsm.token import RestoreToken
+
+Outcome = SaveOutcome | Restored | RestoreToken
 
 log = logging.getLogger("quiesce")
 
 LOOK_EVERY_S = 1.0
 SAY_EVERY_S = 10.0
 STATUS, HISTORY = "status.json", "attempts.jsonl"
+# Steps that nobody but the trainer ends.
+WAITS_FOR_YOU = {
+    "stay": ", everyone is paused until Engine.let_go()",
+    "hand_over": ", until the process with the token has taken over, then Engine.let_go()",
+}
 
 
 class Watch:
@@ -33,13 +42,15 @@ class Watch:
         root = getattr(engine.store, "root", None)
         self._root = Path(root) if root is not None else None
         self._last: dict[str, Any] | None = None
+        self._looking: asyncio.Task[None] | None = None
+        self._inside = False
 
     def status(self) -> dict[str, object]:
         activity = self._engine.activity()
         now = None if activity is None else asdict(activity)
         return {"pid": os.getpid(), "now": now, "last": self._last, "written_at": time.time()}
 
-    def ended(self, outcome: SaveOutcome | Restored) -> None:
+    def ended(self, outcome: Outcome) -> None:
         """Enter an outcome into the history, and leave the final status behind."""
         self._last = described(outcome)
         if self._root is not None and self._root.is_dir():
@@ -50,12 +61,18 @@ class Watch:
 
     @asynccontextmanager
     async def watching(self) -> AsyncIterator[None]:
-        task = asyncio.ensure_future(self._look())
+        """Look on, inside and for as long as something is kept up in the background."""
+        self._inside = True
+        if self._looking is None:
+            self._looking = asyncio.ensure_future(self._look())
         try:
             yield
         finally:
-            task.cancel()
-            await asyncio.wait({task})
+            self._inside = False
+            if self._engine.activity() is None:
+                self._looking.cancel()
+                await asyncio.wait({self._looking})
+                self._looking = None
 
     async def _look(self) -> None:
         said_s = 0.0
@@ -63,11 +80,15 @@ class Watch:
             self._write()
             await asyncio.sleep(LOOK_EVERY_S)
             activity = self._engine.activity()
+            if activity is None and not self._inside:
+                break
             if activity is None or activity.since_s < SAY_EVERY_S:
                 said_s = 0.0
             elif activity.since_s - said_s >= SAY_EVERY_S:
                 said_s = activity.since_s
                 log.warning("%s", sentence(activity))
+        self._write()
+        self._looking = None
 
     def _write(self) -> None:
         """Best effort and never fsynced: a status that cannot be written must not stop a save."""
@@ -82,19 +103,23 @@ class Watch:
 
 
 def sentence(activity: Activity) -> str:
-    """`save-1-7: in 'drain' for 12 s, waiting for gym (p2_g1, p3_g0); in 288 s: aborting`."""
+    """`save-1-7: still in 'drain' after 12 s, waiting for gym (p2_g1); in 288 s: aborting`."""
     waiting = ", ".join(
         f"{name} ({', '.join(names)})" if names else name
         for name, names in activity.waiting.items()
     )
     until = "" if activity.left_s is None else f"; in {activity.left_s:.0f} s: {activity.then}"
-    whom = f", waiting for {waiting}" if waiting else ""
-    return f"{activity.label}: in {activity.step!r} for {activity.since_s:.0f} s{whom}{until}"
+    whom = f", waiting for {waiting}" if waiting else WAITS_FOR_YOU.get(activity.step or "", "")
+    return (
+        f"{activity.label}: still in {activity.step!r} after {activity.since_s:.0f} s{whom}{until}"
+    )
 
 
-def described(outcome: SaveOutcome | Restored) -> dict[str, Any]:
+def described(outcome: Outcome) -> dict[str, Any]:
     """An outcome as JSON-able data, for files and for `--json`."""
     said: dict[str, Any] = {"outcome": type(outcome).__name__.lower()}
+    if isinstance(outcome, RestoreToken):
+        return {"outcome": "handed_over", "snapshot": outcome.snapshot, "label": outcome.label}
     if isinstance(outcome, Skipped):
         return said | {"reason": outcome.reason.name.lower(), "detail": outcome.detail}
     said |= {"phases": {step: round(seconds, 6) for step, seconds in outcome.phases.items()}}

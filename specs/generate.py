@@ -12,10 +12,12 @@ from pathlib import Path
 
 from fsm.diagram import markdown, mermaid
 from fsm.hold import HOLD
-from fsm.restore import RESTORE
-from fsm.save import SAVE, SAVE_RELEASE_AT_CUT
+from fsm.restore import RESTORE, RESTORE_HANDING_OVER, RESTORE_TAKING_OVER
+from fsm.save import SAVE, SAVE_RELEASE_AT_CUT, SAVE_STAY_PAUSED
 
-TABLES = {table.name: table for table in (SAVE, SAVE_RELEASE_AT_CUT, RESTORE, HOLD)}
+SAVES = (SAVE, SAVE_RELEASE_AT_CUT, SAVE_STAY_PAUSED)
+RESTORES = (RESTORE, RESTORE_HANDING_OVER, RESTORE_TAKING_OVER)
+TABLES = {table.name: table for table in (*SAVES, *RESTORES, HOLD)}
 PART = re.compile(r"(<!-- (table|diagram):(\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 HERE = Path(__file__).parent
 FILES = [*sorted(HERE.glob("*.md")), HERE.parent / "README.md"]

@@ -70,6 +70,20 @@ class MemoryStore:
         self._sequence, self._parent = 0, None
         self._goes_on, self._durable = False, next(iter(self._chain()), None)
 
+    async def take_over(self, fence: Fence, snapshot: str | None) -> SavedSnapshot | None:
+        self.faults.check("take_over")
+        if self.disk.holder is not None:
+            raise BlockingIOError(EAGAIN, "in use by another MemoryStore", self.disk.root)
+        at = (fence.incarnation, fence.sequence)
+        done = [record.at for record in self.disk.records]
+        done += [names.order_of(published) for published in self.disk.snapshots]
+        if self.disk.incarnation != fence.incarnation or any(order > at for order in done):
+            raise ValueError(f"another controller began since {fence}, or it is finished already")
+        self.disk.holder, self.incarnation = self, fence.incarnation
+        self._sequence, self._parent = fence.sequence, None
+        self._goes_on, self._durable = False, next(iter(self._chain()), None)
+        return None if snapshot is None else self._whole(snapshot)
+
     async def close(self) -> None:
         for task in self._publishing:
             task.cancel()
@@ -95,7 +109,8 @@ class MemoryStore:
         if not self._goes_on:
             if chain := self._chain():
                 raise ValueError(
-                    f"restore {chain[0]}, or call restored(None) to start from nothing"
+                    f"the root holds {chain[0]}: call Engine.restore() before the "
+                    f"first save (or, on the store, restored(None) to start from nothing)"
                 )
             self._record(None, sequence=0)
         draft = MemoryDraft(fence, self.faults)

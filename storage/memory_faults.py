@@ -7,7 +7,9 @@ from typing import Literal
 
 from attrs import define, field
 
-Operation = Literal["open", "begin", "write", "seal", "discard", "newest", "restored", "prune"]
+Operation = Literal[
+    "open", "begin", "write", "seal", "discard", "newest", "restored", "prune", "take_over"
+]
 
 
 @define

@@ -18,10 +18,12 @@ import re
 import socket
 import time
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 
 from attrs import frozen
 
+from fsm.storing import Fence
 from fsm.strict import read
 from storage import durable, names
 from storage.jsontext import strict_loads
@@ -55,6 +57,17 @@ class Root:
 
         Raises BlockingIOError naming the holder, OSError naming the step and the path.
         """
+        self._own(self._begin_incarnation)
+
+    def take_over(self, fence: Fence) -> None:
+        """Take the lock and go on in the incarnation of `fence`, after its sequence.
+
+        Raises as `take`; ValueError when another controller began, or something was recorded or
+        published since.
+        """
+        self._own(lambda: self._go_on_in(fence))
+
+    def _own(self, then: Callable[[], None]) -> None:
         try:
             if not durable.exists(self.path):
                 durable.make_directory(self.path)
@@ -69,12 +82,30 @@ class Root:
             ) from error
         try:
             self._identify()
-            self._raise_incarnation()
-            self._sweep()
-            durable.fsync_directory(self.path)
+            then()
         except BaseException:
             self.release()
             raise
+
+    def _begin_incarnation(self) -> None:
+        self._raise_incarnation()
+        self._sweep()
+        durable.fsync_directory(self.path)
+
+    def _go_on_in(self, fence: Fence) -> None:
+        if fence.root != self.uuid:
+            raise ValueError(f"the restore was begun in root {fence.root}, this is {self.uuid}")
+        newest, at = self.newest_incarnation(), (fence.incarnation, fence.sequence)
+        if newest != fence.incarnation:
+            raise ValueError(
+                f"controller {newest} began after the restore of controller {fence.incarnation}: "
+                f"restore anew"
+            )
+        done = [record.at for record in self.records()]
+        done += [names.order_of(snapshot) for snapshot in self.snapshots()]
+        if any(order > at for order in done):
+            raise ValueError("this restore was taken over and finished already: restore anew")
+        self.incarnation = fence.incarnation
 
     def release(self) -> None:
         if self._lock_fd >= 0:

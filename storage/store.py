@@ -83,9 +83,24 @@ class FolderStore:
 
     def _open(self) -> None:
         self._root.take()
+        self._begin_after(0)
+
+    async def take_over(self, fence: Fence, snapshot: str | None) -> SavedSnapshot | None:
+        """Instead of `open`: go on with a restore that another process began (R8, F6.6)."""
+        return await self._off_loop(self._take_over, fence, snapshot)
+
+    def _take_over(self, fence: Fence, snapshot: str | None) -> Saved | None:
+        self._root.take_over(fence)
+        self._begin_after(fence.sequence)
+        if snapshot is None:
+            return None
+        folder = self.root / names.check_folder(snapshot)
+        return Saved(self.root, read_manifest(folder, self._key))
+
+    def _begin_after(self, sequence: int) -> None:
         # The root was fsynced after these names were there: they are durable.
         self._at_open = self._root.eligible()
-        self._sequence, self._parent = 0, None
+        self._sequence, self._parent = sequence, None
         self._goes_on, self._durable = False, None
 
     async def fence(self) -> Fence:
@@ -112,8 +127,8 @@ class FolderStore:
         if not self._goes_on:
             if self._at_open:
                 raise ValueError(
-                    f"{self.root} holds {self._at_open[0]}: restore it, or call restored(None) to "
-                    f"start from nothing, before the first snapshot"
+                    f"{self.root} holds {self._at_open[0]}: call Engine.restore() before the "
+                    f"first save (or, on the store, restored(None) to start from nothing)"
                 )
             self._record(None, sequence=0)
         draft = FolderDraft(self.root, fence)

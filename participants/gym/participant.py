@@ -99,6 +99,9 @@ class Gym(Participant):
         saved = restore.snapshot.facts.get(self.name, {})
         return merge.restore_facts(reports, saved.get("restarts", {}))
 
+    async def take_over(self, restore: Restore) -> None:  # noqa: ARG002
+        self._phases = frozenset({hold.STAGED})
+
     async def reconcile(self, restore: Restore) -> None:
         """Drop what the controller's join leaves over, and what starts over by Gym's own word."""
         join = restore.facts.get("controller", {}).get("discard", ())

@@ -9,11 +9,13 @@ from attrs import evolve
 
 from fsm.hold import HOLD
 from fsm.machine import IllegalEvent, Machine
-from fsm.restore import RESTORE
-from fsm.save import SAVE, SAVE_RELEASE_AT_CUT
+from fsm.restore import RESTORE, RESTORE_HANDING_OVER, RESTORE_TAKING_OVER
+from fsm.save import SAVE, SAVE_RELEASE_AT_CUT, SAVE_STAY_PAUSED
 from fsm.table import PARKED, STAY, Row, Rules, State, Table, TableError
 
-TABLES = [SAVE, SAVE_RELEASE_AT_CUT, RESTORE, HOLD]
+SAVES = [SAVE, SAVE_RELEASE_AT_CUT, SAVE_STAY_PAUSED]
+RESTORES = [RESTORE, RESTORE_HANDING_OVER, RESTORE_TAKING_OVER]
+TABLES = [*SAVES, *RESTORES, HOLD]
 OVER = {"ok": STAY, "failed": STAY}
 
 
