@@ -14,11 +14,11 @@ from fsm import restore_steps, save_steps, verdict
 from fsm.config import EngineConfig
 from fsm.drive import Activity, Drive, Performing
 from fsm.operation import Operation
-from fsm.outcome import Anchor, Restored, SaveOutcome, Skip, Skipped, SkipReason
+from fsm.outcome import AbortReason, Anchor, Restored, SaveOutcome, Skip, Skipped, SkipReason
 from fsm.participant import Participant, ranks
 from fsm.restore import HANDED_OVER, RESTORE, RESTORE_HANDING_OVER, RESTORE_TAKING_OVER
 from fsm.restore_steps import IfBad, IfNone, Restoring
-from fsm.save import SAVE, SAVE_RELEASE_AT_CUT, SAVE_STAY_PAUSED, STAYING
+from fsm.save import CANCELLED, SAVE, SAVE_RELEASE_AT_CUT, SAVE_STAY_PAUSED, STAYING
 from fsm.save_steps import AnchorSource, Barrier, Saving, Setting
 from fsm.storing import Fence, Store
 from fsm.table import Table
@@ -359,13 +359,14 @@ class SnapshotEngine:
 
     async def _keep_up(self, drive: Drive) -> None:
         await drive.go()
-        if drive.run.cause is not None:
-            log.warning("%s is not held any more: %s", drive.operation.label, drive.run.cause)
+        cause = drive.run.cause
+        if cause is not None and cause.reason is AbortReason.HOLD_LOST:
+            log.warning("%s is not held any more: %s", drive.operation.label, cause)
 
     async def _stop_holding(self) -> None:
         """The holds end with their leases."""
         if self._held is not None:
-            self._held.task.cancel()
+            self._held.drive.run.post(CANCELLED)
             await asyncio.wait({self._held.task})
             self._held = None
 

@@ -91,8 +91,7 @@ class Restoring:
         async def stage(one: Participant) -> None:
             if one.restore_step != step:
                 return
-            self.operation.told.setdefault(one.name, one)
-            facts = await self.operation.call(one, "restore", self.view(one))
+            facts = await self.operation.call(one, "restore", self.view(one), tell=True)
             self.operation.add_facts(one.name, facts)
 
         await self.operation.callees_first(stage)

@@ -7,6 +7,7 @@ import asyncio
 from fsm.drive import Drive
 from fsm.outcome import (
     Aborted,
+    AbortReason,
     InvariantError,
     Restored,
     RestoreFailed,
@@ -21,9 +22,10 @@ from fsm.save_steps import Saving
 
 def raise_bug(drive: Drive) -> None:
     """S9: a bug is raised, once everybody has been released."""
-    if drive.operation.bug is not None:
-        why = str(drive.run.cause or repr(drive.operation.bug))
-        raise InvariantError(why) from drive.operation.bug
+    bug, cause = drive.operation.bug, drive.run.cause
+    if bug is not None:
+        known = cause is not None and cause.reason is AbortReason.BUG
+        raise InvariantError(str(cause) if known else repr(bug)) from bug
 
 
 def of_save(drive: Drive, saving: Saving) -> SaveOutcome:

@@ -96,7 +96,8 @@ class BlockingEngine:
     ) -> Restored | RestoreToken:
         """As `Engine.restore`."""
         self._outside("restore")
-        restore: Any = self._engine.restore  # which of the overloads it is, it says itself
+        # Which of its overloads this is, it says itself.
+        restore: Callable[..., Coroutine[Any, Any, Restored | RestoreToken]] = self._engine.restore
         return self._call(restore(token, if_none=if_none, if_bad=if_bad, until=until))
 
     def status(self) -> dict[str, object]:
