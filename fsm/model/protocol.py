@@ -61,6 +61,9 @@ class Protocol:
     ) -> None:
         self.name, self.participants, self.faults = table.name, servers, faults
         self._guards = guards
+        callers = servers - servers // 2
+        self._names = [f"agent-{number + 1}" for number in range(callers)]
+        self._names += [f"policy-{number + 1}" for number in range(servers - callers)]
         self._coordinator = Coordinator(table, faults, programs, guards)
         self._hold_fired: set[Row] = set()
         self._gate = Gate(hold_table, guards, self._hold_fired)
@@ -74,8 +77,8 @@ class Protocol:
     # -- what the explorer asks ----------------------------------------------------------------
 
     def start(self) -> World:
-        count, restoring = self.participants, self._coordinator.restoring
-        servers = tuple(Server(callee=2 * number >= count) for number in range(count))
+        restoring = self._coordinator.restoring
+        servers = tuple(Server(callee=name.startswith("policy")) for name in self._names)
         folder = "" if restoring else UNPUBLISHED
         initial = self._coordinator.table.initial
         world = World(initial, servers, folder, self.faults, dispatch=not restoring)
@@ -87,7 +90,8 @@ class Protocol:
         servers = world.servers
         if rules.WENT_WRONG in world.facts:
             servers = tuple(one._replace(part=False, still=False) for one in servers)
-        return world._replace(servers=tuple(sorted(servers)))
+        ordered = tuple(sorted(servers))
+        return world if ordered == world.servers else world._replace(servers=ordered)
 
     def ended(self, world: World) -> bool:
         return world.state == OVER and not any(one.box or one.closed for one in world.servers)
@@ -132,13 +136,17 @@ class Protocol:
             yield f"{name} is started again", with_server(world, number, again)
             return
         kept = self._kept(world, one)
-        if one.closed and (world.faults or not kept):
-            yield f"the lease of {name} ends", self._lapse(hit(world) if kept else world, number)
-        if world.faults and one.still and (one.part or WRITING in one.box):
+        if one.closed and not kept:
+            yield f"the lease of {name} ends", self._lapse(world, number)
+        if not world.faults:
+            return
+        faulty = hit(world)
+        if one.closed and kept:
+            yield f"the lease of {name} ends", self._lapse(faulty, number)
+        if one.still and (one.part or WRITING in one.box):
             moved = one._replace(still=False)
-            yield f"something moves on {name}", with_server(hit(world), number, moved)
-        if world.faults:
-            yield f"{name} crashes", with_server(hit(world), number, _crashed(one))
+            yield f"something moves on {name}", with_server(faulty, number, moved)
+        yield f"{name} crashes", with_server(faulty, number, _crashed(one))
 
     def _lapse(self, world: World, number: int) -> World:
         try:
@@ -290,11 +298,7 @@ class Protocol:
         return after._replace(newer=True, folder=folder, servers=servers)
 
     def _name(self, world: World, number: int) -> str:
-        if len(world.servers) == 1:
-            return "the server"
-        callee = world.servers[number].callee
-        first = next(i for i, other in enumerate(world.servers) if other.callee == callee)
-        return f"{'policy' if callee else 'agent'}-{number - first + 1}"
+        return self._names[number] if len(world.servers) > 1 else "the server"
 
 
 def _crashed(one: Server) -> Server:
