@@ -71,11 +71,6 @@ CONFIRMED = Rule(
     "the release was not confirmed",
     "let `resume` return when everyone runs, and raise NotReleased(names) only for the silent",
 )
-ABORTS = Rule(
-    "S1",
-    "an attempt that failed did not end as it must",
-    "pass on what was raised: no `except Exception` or `except CancelledError` that goes on",
-)
 UNCHANGED = Rule(
     "S1",
     "an aborted attempt changed the state",

@@ -12,7 +12,7 @@ from tests.controller_support import world
 
 class ControllerConformance(Conformance):
     no_hold = "its instant is the cut: until the release only dispatch stands still"
-    no_staging = "nothing acts on the books before dispatch opens; a rollback puts the old ones back"
+    no_staging = "books act only when dispatch opens; a rollback puts the old ones back"
     no_lease = no_fence = fresh_only = IN_PROCESS
 
 
