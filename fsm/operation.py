@@ -110,7 +110,8 @@ class Operation:
         return max(0.0, self.until_s - asyncio.get_running_loop().time())
 
     def waiting_for(self, participant: str, names: Iterable[str]) -> None:
-        self.waiting[participant] = tuple(names)[:NAMES_SHOWN]
+        if participant in self.waiting:  # a renewal may come when no step waits for it
+            self.waiting[participant] = tuple(names)[:NAMES_SHOWN]
 
     async def in_thread(self, function: Callable[[], T]) -> T:
         """Run in a daemon thread: one that never ends must not keep the process from exiting."""
@@ -155,7 +156,9 @@ class Operation:
             return None
         if tell:
             self.told.setdefault(participant.name, participant)
-        self.waiting[participant.name] = ()
+        waited_for = name != "renew"  # it runs beside the hook that the step waits for
+        if waited_for:
+            self.waiting[participant.name] = ()
         begun_s = self.trace.clock()
         outcome = "ok"
         try:
@@ -173,7 +176,8 @@ class Operation:
             self.note_bug(name, error)
             raise HookFailed(participant.name, name, error) from error
         finally:
-            self.waiting.pop(participant.name, None)
+            if waited_for:
+                self.waiting.pop(participant.name, None)
             took_s = self.trace.clock() - begun_s
             self.trace.add("call", f"{participant.name}.{name}", outcome=outcome, took_s=took_s)
 

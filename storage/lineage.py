@@ -12,6 +12,7 @@ from collections.abc import Iterable
 
 from attrs import frozen
 
+from fsm.storing import Fence
 from storage.names import Order, order_of
 
 
@@ -44,6 +45,20 @@ def eligible(snapshots: Iterable[str], records: Iterable[Record]) -> list[str]:
             )
         record = _record_of(limit, in_order)
     return [ids[order] for order in sorted(chain, reverse=True)]
+
+
+def check_take_over(fence: Fence, root: str, incarnation: int, done: Iterable[Order]) -> None:
+    """May another process go on in the incarnation of `fence`? done: what was recorded and
+    published. Raises ValueError naming what happened since (F6)."""
+    if fence.root != root:
+        raise ValueError(f"the restore was begun in root {fence.root}, this is {root}")
+    if fence.incarnation != incarnation:
+        raise ValueError(
+            f"controller {incarnation} began after the restore of controller {fence.incarnation}: "
+            f"begin another restore"
+        )
+    if any(order > (fence.incarnation, fence.sequence) for order in done):
+        raise ValueError("this restore was taken over and finished already: begin another one")
 
 
 def _record_of(order: Order, records: list[Record]) -> Record | None:

@@ -17,7 +17,7 @@ from fsm.outcome import SnapshotRejected
 from fsm.storing import Draft, Fence, Publication, SavedSnapshot
 from storage import names
 from storage.choice import first_whole, surplus
-from storage.lineage import Record, eligible
+from storage.lineage import Record, check_take_over, eligible
 from storage.manifest import decode, encode
 from storage.memory_faults import Faults
 from storage.memory_parts import Files, MemoryDraft, MemorySaved, entry_of
@@ -74,11 +74,9 @@ class MemoryStore:
         self.faults.check("take_over")
         if self.disk.holder is not None:
             raise BlockingIOError(EAGAIN, "in use by another MemoryStore", self.disk.root)
-        at = (fence.incarnation, fence.sequence)
         done = [record.at for record in self.disk.records]
         done += [names.order_of(published) for published in self.disk.snapshots]
-        if self.disk.incarnation != fence.incarnation or any(order > at for order in done):
-            raise ValueError(f"another controller began since {fence}, or it is finished already")
+        check_take_over(fence, self.disk.root, self.disk.incarnation, done)
         self.disk.holder, self.incarnation = self, fence.incarnation
         self._sequence, self._parent = fence.sequence, None
         self._goes_on, self._durable = False, next(iter(self._chain()), None)

@@ -27,7 +27,7 @@ from fsm.storing import Fence
 from fsm.strict import read
 from storage import durable, names
 from storage.jsontext import strict_loads
-from storage.lineage import Record, eligible
+from storage.lineage import Record, check_take_over, eligible
 
 log = logging.getLogger("quiesce.storage")
 
@@ -93,18 +93,9 @@ class Root:
         durable.fsync_directory(self.path)
 
     def _go_on_in(self, fence: Fence) -> None:
-        if fence.root != self.uuid:
-            raise ValueError(f"the restore was begun in root {fence.root}, this is {self.uuid}")
-        newest, at = self.newest_incarnation(), (fence.incarnation, fence.sequence)
-        if newest != fence.incarnation:
-            raise ValueError(
-                f"controller {newest} began after the restore of controller {fence.incarnation}: "
-                f"restore anew"
-            )
         done = [record.at for record in self.records()]
         done += [names.order_of(snapshot) for snapshot in self.snapshots()]
-        if any(order > at for order in done):
-            raise ValueError("this restore was taken over and finished already: restore anew")
+        check_take_over(fence, self.uuid, self.newest_incarnation(), done)
         self.incarnation = fence.incarnation
 
     def release(self) -> None:

@@ -69,7 +69,8 @@ class Bench:
     async def restore(self, **options: Any) -> Restored:
         """Raises what the engine raises, but for bugs."""
         try:
-            return await self.engine.restore(**options)
+            restored: Restored = await self.engine.restore(**options)
+            return restored
         except InvariantError as bug:
             _bug(bug)
 

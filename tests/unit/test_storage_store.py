@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from attrs import evolve
 
 from fsm.outcome import Anchor, SnapshotRejected
-from fsm.storing import FileEntry, Publication, Store
+from fsm.storing import Fence, FileEntry, Publication, Store
 from storage.memory import MemoryDisk, MemoryStore
 from storage.store import FolderStore
 from tests.folders import FORMATS, TOPOLOGY, body, folders, newest, save, sealed
@@ -266,5 +267,76 @@ def test_a_new_start_may_prune_what_is_whole(run: Callable[[Scenario], None]) ->
         store = await opened(start, keep_latest=1)
         await store.prune()
         assert published(store) == ["snapshot_000001-000002"]
+
+    run(scenario)
+
+
+# -- a restore that changes its process ------------------------------------------------------------
+
+
+async def handed_over(start: Start) -> tuple[Fence, str]:
+    """The fence of a restore whose process let the root go, and the snapshot that it restores."""
+    old = await opened(start)
+    await save(old, 1)
+    snapshot = await save(old, 2)
+    await old.close()
+    first = await opened(start)
+    fence = await first.fence()
+    await first.close()
+    return fence, snapshot
+
+
+def test_another_process_goes_on_in_the_same_incarnation(run: Callable[[Scenario], None]) -> None:
+    """F6.6."""
+
+    async def scenario(start: Start) -> None:
+        fence, snapshot = await handed_over(start)
+        second = start()
+        saved = await second.take_over(fence, snapshot)
+        assert saved is not None
+        assert next(iter(saved.part("tq").records("rows"))) == {"row": 0, "step": 2}
+        assert second.incarnation == fence.incarnation
+        assert await second.fence() > fence
+        await second.restored(saved)
+        later = await save(second, 3)
+        assert later > snapshot
+
+    run(scenario)
+
+
+def test_only_one_process_goes_on(run: Callable[[Scenario], None]) -> None:
+    async def scenario(start: Start) -> None:
+        fence, snapshot = await handed_over(start)
+        second = start()
+        saved = await second.take_over(fence, snapshot)
+        with pytest.raises(BlockingIOError):
+            await start().take_over(fence, snapshot)
+        await second.restored(saved)
+        await second.close()
+        with pytest.raises(ValueError, match="finished already"):
+            await start().take_over(fence, snapshot)
+
+    run(scenario)
+
+
+def test_a_controller_that_began_since_is_not_overtaken(run: Callable[[Scenario], None]) -> None:
+    async def scenario(start: Start) -> None:
+        fence, snapshot = await handed_over(start)
+        await (await opened(start)).close()
+        with pytest.raises(ValueError, match="controller 3 began after the restore of"):
+            await start().take_over(fence, snapshot)
+        with pytest.raises(ValueError, match="begun in root"):
+            await start().take_over(evolve(fence, root="another"), snapshot)
+        store = await opened(start)
+        assert store.incarnation == 4, "a refusal lets the root go again"
+
+    run(scenario)
+
+
+def test_taking_over_gets_its_snapshot_or_nothing(run: Callable[[Scenario], None]) -> None:
+    async def scenario(start: Start) -> None:
+        fence, _ = await handed_over(start)
+        store = start()
+        assert await store.take_over(fence, None) is None
 
     run(scenario)
