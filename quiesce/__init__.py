@@ -34,6 +34,7 @@ from fsm.outcome import (  # noqa: E402
     Unresolved,
 )
 from fsm.participant import Attempt, Elsewhere, Participant, Restore  # noqa: E402
+from fsm.storing import SavedPart  # noqa: E402
 from fsm.token import RestoreToken  # noqa: E402
 from participants.barrier import AsyncBarrier  # noqa: E402
 from participants.memory import Fault, MemoryParticipant  # noqa: E402
@@ -69,6 +70,7 @@ __all__ = [
     "Restored",
     "SaveOutcome",
     "Saved",
+    "SavedPart",
     "Skip",
     "SkipReason",
     "Skipped",
