@@ -1,0 +1,148 @@
+"""The conformance suite on real sandbox processes, and what only this participant does."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Coroutine
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+import pytest
+from quiesce_sandboxes import Sandboxes
+from quiesce_sandboxes.pool import SandboxPool
+
+from quiesce import (
+    Attempt,
+    Config,
+    Engine,
+    FolderStore,
+    MemoryParticipant,
+    Participant,
+    Restore,
+    Saved,
+    SnapshotRejected,
+)
+from quiesce.testing import IN_PROCESS, Conformance
+
+
+class TestSandboxes(Conformance):
+    no_lease = no_fence = IN_PROCESS  # the pool lives in the trainer's process
+    pools = 0
+
+    async def make(self) -> Sandboxes:
+        self.pools += 1
+        return Sandboxes(SandboxPool(self.folder / f"pool{self.pools}"))
+
+    async def work(self, one: Sandboxes, number: int) -> None:
+        session = f"p{number % 2}_g0"
+        await one.pool.run(session, "CREATE TABLE IF NOT EXISTS done (number INTEGER)")
+        await one.pool.run(session, "INSERT INTO done VALUES (?)", number)
+
+    async def observe(self, one: Sandboxes) -> Any:
+        read = "SELECT number FROM done ORDER BY number"
+        sandboxes = one.pool._sandboxes
+        return {name: await sandbox.call(read) for name, sandbox in sandboxes.items()}
+
+    async def is_held(self, one: Sandboxes) -> bool:
+        return one.pool.is_closed
+
+    async def close(self, one: Sandboxes) -> None:
+        await one.pool.kill()
+
+
+class Gym(MemoryParticipant):
+    """Gym could not save one rollout: it starts over."""
+
+    async def commit(self, attempt: Attempt) -> Any:
+        return {**await super().commit(attempt), "restarts": {"p1_g0": "not_parked"}}
+
+
+class Controller(Participant):
+    """The join knows nothing of one rollout."""
+
+    name, restore_step = "controller", "load_controller"
+
+    async def restore(self, restore: Restore) -> dict[str, Any]:
+        return {"discard": ["p2_g0"]}
+
+
+def run(main: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(main, 60))
+
+
+def engine_of(root: Path, one: Sandboxes) -> Engine:
+    return Engine(Config(), FolderStore(root), [Gym("gym"), one, Controller()])
+
+
+async def filled(folder: Path, *sessions: str) -> Sandboxes:
+    pool = SandboxPool(folder)
+    for session in sessions:
+        await pool.run(session, "CREATE TABLE t (x)")
+    return Sandboxes(pool)
+
+
+async def saved(tmp_path: Path) -> Path:
+    one = await filled(tmp_path / "pool", "p0_g0", "p1_g0", "p2_g0")
+    engine = engine_of(tmp_path / "root", one)
+    outcome = await engine.save()
+    await engine.close()
+    await one.pool.kill()
+    assert isinstance(outcome, Saved), outcome
+    return tmp_path / "root" / outcome.snapshot
+
+
+def test_rollouts_that_start_over_and_those_that_nobody_knows_leave_no_sandbox(
+    tmp_path: Path,
+) -> None:
+    async def main() -> None:
+        snapshot = await saved(tmp_path)
+        assert sorted(path.stem for path in (snapshot / "sandboxes").glob("*.sqlite")) == [
+            "p0_g0",
+            "p2_g0",
+        ]
+        one = await filled(tmp_path / "fresh")
+        engine = engine_of(tmp_path / "root", one)
+        await engine.restore()
+        assert one.pool.sessions == ["p0_g0"]
+        await engine.close()
+        await one.pool.kill()
+
+    run(main())
+
+
+def test_another_format_version_is_refused_with_both_numbers(tmp_path: Path) -> None:
+    class Newer(Sandboxes):
+        format_version = 2
+
+    async def main() -> None:
+        await saved(tmp_path)
+        one = await filled(tmp_path / "fresh")
+        engine = engine_of(tmp_path / "root", Newer(one.pool))
+        with pytest.raises(SnapshotRejected, match=r"(?s)sandboxes.*1.*2"):
+            await engine.restore()
+        await engine.close()
+
+    run(main())
+
+
+@pytest.mark.skipif(
+    not entry_points(group="quiesce.participants", name="sandboxes"),
+    reason="show and verify find an installed plugin only: pip install -e .",
+)
+def test_show_and_verify_understand_the_part(tmp_path: Path) -> None:
+    async def main() -> None:
+        snapshot = str(await saved(tmp_path))
+        assert quiesce("show", snapshot)["parts"]["sandboxes"] == {"sandboxes": 2}
+        assert quiesce("verify", snapshot)["references"] == {"sandbox": 2}
+
+    run(main())
+
+
+def quiesce(command: str, snapshot: str) -> Any:
+    program = [sys.executable, "-m", "quiesce.cli", command, snapshot, "--json"]
+    done = subprocess.run(program, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
