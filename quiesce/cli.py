@@ -13,6 +13,7 @@ from typing import Any
 from attrs import asdict
 
 from fsm.diagram import markdown, mermaid
+from fsm.explore import SIZES, Check
 from fsm.hold import HOLD
 from fsm.outcome import SnapshotRejected
 from fsm.restore import RESTORE, RESTORE_HANDING_OVER, RESTORE_TAKING_OVER
@@ -99,6 +100,21 @@ def _diagram(given: argparse.Namespace) -> int:
     return OK
 
 
+def _check(given: argparse.Namespace) -> int:
+    """Model-check the tables: 0 when every rule holds in every world."""
+    size = (given.servers, given.faults)
+    check, broken = Check((size,) if None not in size else SIZES), False
+    for result in check.results():
+        print(json.dumps(asdict(result)) if given.json else result, flush=True)
+        if result.problem:
+            broken = True
+            print(result.counterexample(), file=sys.stderr)
+    for row in check.never_fired():
+        broken = True
+        print(f"no world fires the row {row}", file=sys.stderr)
+    return REFUSED if broken else OK
+
+
 def _demo(given: argparse.Namespace) -> int:
     from quiesce.demo.__main__ import run
 
@@ -142,6 +158,10 @@ def _parser() -> argparse.ArgumentParser:
     one = add("diagram", _diagram, "a transition table, drawn from the code")
     one.add_argument("table", choices=list(TABLES))
     one.add_argument("--markdown", action="store_true", help="the full table instead of Mermaid")
+    one = add("check", _check, "walk every world of the tables, with faults; 1 if a rule breaks")
+    one.add_argument("--servers", type=int, help="with --faults; default: two sizes")
+    one.add_argument("--faults", type=int)
+    add_json(one)
     _add_demo(add)
     return parser
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from attrs import fields
 from rich.console import Console
+from rich.text import Text
 
 from quiesce.demo import sabotage
 from quiesce.demo.options import Options
@@ -73,7 +74,8 @@ def run(given: argparse.Namespace) -> int:
         try:
             ended = Supervisor(options, folder.resolve(), display).run()
         except DemoFailed as failed:
-            console.print(f"\n[bold red]the demo failed[/]: {failed}", markup=True)
+            console.print("\n[bold red]the demo failed[/]")
+            console.print(str(failed), markup=False, soft_wrap=True)
             console.print(f"its folder is kept: {folder}")
             return 1
         except KeyboardInterrupt:
@@ -82,7 +84,7 @@ def run(given: argparse.Namespace) -> int:
     for table in tables(display.progress, ended.audit.figures, ended.rows):
         console.print(table)
     for problem in ended.audit.problems:
-        console.print(f"[bold red]broken[/]: {problem}")
+        console.print(Text("broken: ", style="bold red") + Text(problem), soft_wrap=True)
     console.print(f"its folder is kept: {folder}\nsnapshots: {folder / 'snapshots'}")
     if ended.audit.problems:
         return 1

@@ -118,3 +118,12 @@ def test_diagrams_come_from_the_tables(table: str, capsys: pytest.CaptureFixture
     if table == "save":
         assert "sealed --> published: ok" in drawn
         assert "sealed --> aborting: claimed" in drawn
+
+
+def test_check_walks_every_world_and_says_how_many(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "--servers", "2", "--faults", "1", "--json"]) == 0
+    results = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [one["name"] for one in results] == [
+        "save", "save_release_at_cut", "restore", "one rollout",
+    ]  # fmt: skip
+    assert all(one["worlds"] > 1000 and not one["problem"] for one in results)
