@@ -15,6 +15,8 @@ RETRY_PAUSE_S = 1.0
 class Release:
     """Calls one hook on everyone who was told, callees first, past failures, in bounded rounds.
 
+    timeout_s: of one round. Its ranks share it, so that a silent one uses up its own share and
+    not the time of those after it: the last one opens dispatch, which no lease does (S6).
     After each round `operation.unreleased` names who is still silent. A participant that opened
     while others were silent is called again when that set changes: dispatch opens to those that
     confirmed, then to the rest.
@@ -50,12 +52,19 @@ class Release:
         }
 
     async def one_round(self) -> bool:
+        operation, now = self.operation, asyncio.get_running_loop().time
+        end_s, step_until_s = now() + self._timeout_s, operation.until_s
         silent: frozenset[str] = frozenset()
-        for rank in reversed(self.operation.ranks):
-            told = [one for one in rank if one.name in self.operation.told]
+        for ranks_left, rank in zip(
+            range(len(operation.ranks), 0, -1), reversed(operation.ranks), strict=True
+        ):
+            # What the hooks see as `remaining_s`: so they can say in time who of theirs is silent.
+            operation.until_s = now() + max(0.0, end_s - now()) / ranks_left
+            told = [one for one in rank if one.name in operation.told]
             await asyncio.gather(*(self._one(one, silent) for one in told))
-            silent = silent.union(*self.operation.unreleased.values())
-        return not self.operation.unreleased
+            silent = silent.union(*operation.unreleased.values())
+        operation.until_s = step_until_s
+        return not operation.unreleased
 
     async def _one(self, participant: Participant, silent: frozenset[str]) -> None:
         """silent: servers of its callees that have not confirmed in this round."""
@@ -71,7 +80,7 @@ class Release:
 
     async def _try(self, participant: Participant) -> BaseException | None:
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout_at(self.operation.until_s):
                 await self.operation.call(participant, self._hook, self._view(participant))
         except HookFailed as failed:
             return failed.__cause__

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from typing import Literal
 
 import pytest
+from attrs import evolve
 
 from fsm.config import EngineConfig
 from fsm.engine import SnapshotEngine
@@ -14,6 +16,7 @@ from fsm.outcome import (
     AbortReason,
     Anchor,
     InvariantError,
+    NotReleased,
     Restored,
     Saved,
     Skipped,
@@ -21,6 +24,7 @@ from fsm.outcome import (
     SnapshotRejected,
     Unresolved,
 )
+from fsm.participant import Attempt, Restore
 from participants.memory import Fault, MemoryParticipant
 from participants.virtual_time import run
 from storage.memory import MemoryDisk, MemoryStore
@@ -236,6 +240,48 @@ def test_order_is_callers_first_to_stop_and_callees_first_to_open() -> None:
         await world.engine.save()
         assert order(world.everyone, "prepare") == ["controller", "gym", "data_plane"]
         assert order(world.everyone, "resume") == ["data_plane", "gym", "controller"]
+
+    run(main())
+
+
+@pytest.mark.parametrize("release_at", ["publish", "cut"])
+def test_silent_ranks_do_not_keep_dispatch_closed(release_at: Literal["publish", "cut"]) -> None:
+    """S6: a round is shared by the ranks. The controller is the last one, and has no lease."""
+
+    async def main() -> None:
+        world = World(evolve(CONFIG, resume_attempts=1, release_at=release_at))
+        for one in (world.gym, world.data_plane):
+            one.fault("resume", Fault.hang())
+        outcome = await world.engine.save()
+        assert isinstance(outcome, Saved)
+        assert outcome.unreleased.keys() == {"gym", "data_plane"}
+        assert not world.controller.is_held
+        assert isinstance(await world.engine.save(), Saved), "preflight releases the others"
+
+    run(main())
+
+
+def test_a_release_knows_how_long_it_may_take() -> None:
+    """A hook that is cut off cannot say who of its own is silent, so it must see its own limit:
+    also in the release that preflight repeats, long after the step's own deadline."""
+    limits: list[float] = []
+
+    class Slow(MemoryParticipant):
+        async def resume(self, attempt: Attempt | Restore) -> None:
+            limits.append(attempt.remaining_s())
+            await asyncio.sleep(attempt.remaining_s() - 0.5)
+            raise NotReleased(frozenset({"server-3"}))
+
+    async def main() -> None:
+        config = evolve(CONFIG, resume_attempts=2)
+        engine = SnapshotEngine(config, MemoryStore(), [Slow("gym")])
+        outcome = await engine.save()
+        assert isinstance(outcome, Saved)
+        assert outcome.unreleased == {"gym": frozenset({"server-3"})}
+        await asyncio.sleep(1000)
+        skipped = await engine.save()
+        assert skipped == Skipped(SkipReason.RELEASE_PENDING, "server-3")
+        assert limits == [pytest.approx(config.resume_timeout_s)] * 3
 
     run(main())
 
