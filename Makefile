@@ -23,6 +23,10 @@ types: .venv/demo
 slow: .venv/demo
 	$(BIN)/pytest -m slow $(ARGS)
 
+# New examples each time; the seed is printed (ARGS=--hypothesis-seed=N repeats it).
+soak: .venv/test
+	HYPOTHESIS_PROFILE=soak $(BIN)/pytest tests/model --timeout 1800 $(ARGS)
+
 # Stamps: a target is up to date until pyproject.toml changes.
 .venv/bin/uv:
 	$(PYTHON) -m venv .venv
