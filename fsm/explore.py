@@ -18,11 +18,11 @@ from fsm.hold import HOLD
 from fsm.model.protocol import Protocol as Servers
 from fsm.model.rollout import Rollout
 from fsm.restore import RESTORE
-from fsm.save import SAVE, SAVE_RELEASE_AT_CUT
+from fsm.save import SAVE, SAVE_RELEASE_AT_CUT, SAVE_STAY_PAUSED
 from fsm.table import Row
 
 W = TypeVar("W")
-TABLES = (SAVE, SAVE_RELEASE_AT_CUT, RESTORE)
+TABLES = (SAVE, SAVE_RELEASE_AT_CUT, SAVE_STAY_PAUSED, RESTORE)
 SIZES = ((4, 1), (2, 2))  # servers, faults
 ROLLOUT_FAULTS = 3
 

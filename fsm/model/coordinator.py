@@ -8,6 +8,7 @@ from fsm.model.programs import (
     RANKS,
     RELEASES,
     RELEASING,
+    REPEATED,
     RESTORE_PROGRAMS,
     SAVE_PROGRAMS,
     Programs,
@@ -62,8 +63,8 @@ class Coordinator:
         self.fired.add(row)
         world = rules.remember(world, self.steps[world.state], event)
         if row.target == row.source:
-            if event == LATE:
-                world = world._replace(broken="a deadline passes, and the step goes on")
+            if event in (OK, FAILED, LATE):
+                world = world._replace(broken="a step ends or is late, and nothing follows")
             return f"{why} ({self.name}: {row})", world
         return f"{why}\n    {self.name}: {row}", self._follow(self._leave(world, row))
 
@@ -133,13 +134,15 @@ class Coordinator:
         """The action is done; on to the next."""
         action = self.action(world)
         assert action is not None, "a step that has ended finishes nothing"
-        if action in world.facts:
+        if action in world.facts and action not in REPEATED:
             return world._replace(broken=f"{action!r} was done twice in one attempt")
         return self.enter(world._replace(done=world.done + 1, facts=world.facts | {action}))
 
     def perform(self, world: World, action: str) -> World:
         """What an action of the controller itself changes."""
         verb, _, whom = action.partition(" ")
+        if action == "start renewal" and world.renewal == ON:
+            return world._replace(broken="H3: two renewals run at once")
         if verb == "tell":
             servers = (
                 one._replace(told=one.told or one.callee == (whom == "callees"))

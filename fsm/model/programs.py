@@ -30,6 +30,8 @@ SAVE_PROGRAMS: Programs = {
     "cut": ("take barrier", "cut", "drop barrier", "check everyone"),
     "seal": ("seal",),
     "publish": ("rename",),
+    # S11: a hold may have been lost since the cut, which did no harm until now.
+    "stay": ("stop renewal", "start renewal", "check everyone", "wait"),
     "resume": _RELEASE,
     # S6: a release never waits for the disk.
     "abort": (*_RELEASE, "claim"),
@@ -83,6 +85,7 @@ RELEASING = UNDOING | {"resume"}
 MESSAGES = frozenset({"prepare", "fence", "drain", "commit", "stage", "check"})
 RELEASES = frozenset({"resume", "activate", "rollback"})
 ON_DISK = frozenset({"seal", "rename", "claim"})
+REPEATED = frozenset({"check everyone"})  # any other action is done once in an attempt
 AT_ONCE = frozenset(
     {"start renewal", "stop renewal", "tell callers", "tell callees", "take barrier"}
     | {"drop barrier", "open dispatch"}

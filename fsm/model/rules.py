@@ -8,10 +8,11 @@ from fsm import hold
 from fsm.model.programs import BEFORE_ACTIVATION, BEFORE_PUBLISH, RELEASES, RELEASING, UNDOING
 from fsm.model.server import NEWER, OURS, TAKE, Server
 from fsm.model.world import OVER, PUBLISHED, SEALED, TRASH, World
-from fsm.save import CLAIMED, FAILED, HOLD_LOST, LATE, OK
+from fsm.save import CANCELLED, CLAIMED, FAILED, HOLD_LOST, LATE, OK
 
 # Facts that are no actions.
 ONE_INSTANT, WENT_WRONG, UNKNOWN = "one instant", "went wrong", "outcome unknown"
+STOPPED = "stopped while everyone stayed paused"  # S11
 RAN_ON = "rollouts ran on before it went wrong"  # release_at="cut" (S10)
 RELEASE_SENT = frozenset({"resume callers", "activate callers", "rollback callers"})
 _PARKING = (hold.CLOSING, hold.FENCING)
@@ -88,14 +89,18 @@ def _undoing(world: World, step: str | None) -> str:
 
 def remember(world: World, step: str | None, event: str) -> World:
     """S1, S4: which events mean that the attempt may not succeed any more."""
+    if step == "stay" and event == OK and "wait" not in world.facts:
+        return world._replace(broken="S11: everyone is let go, and nobody asked for it")
     if event == OK or step is None:
         return world
     if step in RELEASING:
         return world._replace(incomplete=world.incomplete or event in (FAILED, LATE))
     if step == "publish" and event == LATE:
         return world._replace(facts=world.facts | {UNKNOWN})
-    harmless = event == HOLD_LOST if step == "seal" else step == "publish" and event != CLAIMED
-    if harmless:
+    if step == "stay" and event == CANCELLED:
+        return world._replace(facts=world.facts | {STOPPED})
+    after_cut = step == "seal" and event == HOLD_LOST
+    if after_cut or step == "stay" or (step == "publish" and event != CLAIMED):
         return world
     # What had been done before is of no use any more.
     ran_on = world.incomplete or bool(world.facts & RELEASE_SENT)
@@ -166,6 +171,9 @@ def _end_of_save(world: World) -> str:
                 return "S2: nothing is published"
             if world.state != "published" and (world.state == "resumed") == world.incomplete:
                 return "S6: the outcome does not say who was released"
+        case "left_paused":
+            if not published or STOPPED not in world.facts:
+                return "S11: nobody stopped a save that stays paused"
         case "publish_unresolved":
             if UNKNOWN not in world.facts:
                 return "S2: only time makes the outcome unknown, and nobody waited"
@@ -204,6 +212,8 @@ def _end_of_restore(world: World) -> str:
 
 def _released(world: World) -> str:
     """S6: everyone who was told is let go, and work is sent again."""
+    if world.state == "left_paused":
+        return ""  # S11: what would run then has no controller, so the leases end the holds
     told = any(one.told for one in world.servers)
     if told and not world.facts & (RELEASE_SENT | {RAN_ON}) and not world.incomplete:
         return "S6: the attempt is over, and nobody was released"

@@ -15,14 +15,14 @@ import pytest
 from attrs import evolve
 
 from fsm.checks import check
-from fsm.explore import explore
+from fsm.explore import TABLES, explore
 from fsm.hold import HOLD
 from fsm.model.programs import RESTORE_PROGRAMS, SAVE_PROGRAMS, Programs
 from fsm.model.protocol import ALL_GUARDS, Protocol
 from fsm.model.rollout import ALL_CARE, Care, Rollout
 from fsm.model.server import Guard
 from fsm.restore import RESTORE
-from fsm.save import SAVE, SAVE_RELEASE_AT_CUT
+from fsm.save import SAVE
 from fsm.table import Row, State, Table, TableError
 
 # Servers and faults. Most mutants die in the small sizes already; the last one is the measure.
@@ -33,7 +33,10 @@ Say = Callable[[str, str], None]
 # Actions that may be swapped without a rule being broken, and why.
 _TOLD_EARLY = "told earlier than needed: the release finds a server that never closed (STAY)"
 _NOBODY_YET = "a renewal asks those who are told, and nobody is yet"
+_FOUND_LATER = "the renewal that was just begun finds the lost hold a little later"
 EQUIVALENT = {
+    ("stay", "drop check everyone"): _FOUND_LATER,
+    ("stay", "check everyone <> wait"): _FOUND_LATER,
     ("prepare", "start renewal <> tell callers"): _NOBODY_YET,
     ("prepare", "prepare callers <> tell callees"): _TOLD_EARLY,
     ("fence", "start renewal <> tell callers"): _NOBODY_YET,
@@ -117,13 +120,12 @@ def _first(mutant: T, killers: Iterable[Callable[[T], str]]) -> str:
 
 
 def _own_rows() -> list[tuple[Table, Row]]:
-    """Lines that SAVE_RELEASE_AT_CUT takes over from SAVE are mutated there."""
+    """Lines that a table takes over from SAVE are mutated there."""
     return [
         (table, row)
-        for table in (SAVE, SAVE_RELEASE_AT_CUT, RESTORE)
+        for table in TABLES
         for row in table.rows()
-        if table is not SAVE_RELEASE_AT_CUT
-        or SAVE.states.get(row.source) != table.states[row.source]
+        if table is SAVE or SAVE.states.get(row.source) != table.states[row.source]
     ]
 
 
@@ -151,6 +153,17 @@ def test_row_mutants_of_hold_are_killed(row: Row, say: Say) -> None:
         assert killer, f"hold: nobody notices: {name}"
 
 
+def test_the_trap_of_publish_is_told_as_a_story() -> None:
+    """S2: a plain deadline row aborts attempts whose folder is, or will be, published."""
+    trap = _with_row(SAVE, Row("sealed", "late", "unresolved"), "aborting")
+    result = explore(Protocol(trap, 2, 0))
+    assert result.problem.startswith("S2: an attempt is undone whose folder is, or may become")
+    assert result.story[0] == "done: stop dispatch"
+    assert result.story[-1] == (
+        "the deadline of 'publish' passes\n    save: sealed --late--> aborting"
+    )
+
+
 # -- actions ---------------------------------------------------------------------------------------
 
 
@@ -161,7 +174,7 @@ def _programs(table: Table) -> Programs:
 def _steps() -> list[tuple[Table, str]]:
     return [
         (table, step)
-        for table in (SAVE, SAVE_RELEASE_AT_CUT, RESTORE)
+        for table in TABLES
         for step in _programs(table)
         if step in {line.step for line in table.lines}
     ]
