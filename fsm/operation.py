@@ -107,7 +107,7 @@ class Operation:
     def remaining_s(self) -> float:
         if self.until_s is None:
             return self.lease_s
-        return max(0.0, self.until_s - asyncio.get_running_loop().time())
+        return max(0.0, self.until_s - self.trace.clock())  # also in a thread
 
     def waiting_for(self, participant: str, names: Iterable[str]) -> None:
         if participant in self.waiting:  # a renewal may come when no step waits for it

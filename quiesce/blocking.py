@@ -36,7 +36,8 @@ class BlockingEngine:
     """`Engine` in a thread of its own, which owns it: hooks of participants, `anchor` and
     `kept_anchors` are called there. Meant for one trainer thread.
 
-    What hooks read of the trainer, the trainer changes inside `hold_off` or `exclusive` only.
+    What `cut` reads of the trainer, the trainer changes inside `hold_off` or `exclusive` only;
+    other hooks run beside those too, and need a lock for what they share with the trainer.
     An error of the background (a bug, too many failures) is raised in the trainer's thread by the
     next word, by `check` and on leaving `running`: alone, or as an ExceptionGroup of several.
     Call `close` at the end: the thread ends with it.
