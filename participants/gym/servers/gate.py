@@ -31,7 +31,7 @@ log = logging.getLogger("quiesce.gym.gate")
 MAX_NAMES = 100  # blockers named in one answer
 # What blocks when this much of the prepare time-out is over is given up, if that is allowed: the
 # rest is for the answer to arrive in.
-GIVE_UP_SHARE = 0.9
+GIVE_UP_SHARE = 0.9  # of prepare's time, after which stragglers are left out (H8)
 RECOUNT_S = 0.01  # counting thousands of blockers after each change would stall the server
 _CLOSED_TO_CALLS = (hold.CLOSING, hold.FENCING)
 _FROM_A_RESTORE = (hold.FENCING, hold.FENCED, hold.STAGED)
@@ -112,7 +112,7 @@ class Gate:
 
     def touch(self, *, included: bool = True) -> None:
         """Something changed. Under a hold that is quiet, a change to what is in the part makes
-        the attempt void (S4)."""
+        the attempt void (S4, H9)."""
         self.moved = self.moved or (included and self.still)
         self.stir()
 
@@ -172,7 +172,7 @@ class Gate:
         return await self._once(hold.COMMIT, message, self._commit)
 
     async def stage(self, message: wire.Stage) -> wire.Report:
-        """Read, check and stage the saved part. Nothing is activated (R1)."""
+        """Read, check and stage the saved part. Nothing is activated (R1, H10)."""
         return await self._once(hold.STAGE, message, self._stage)
 
     async def discard(self, message: wire.Discard) -> wire.Report:
