@@ -74,19 +74,21 @@ def run(main: Coroutine[Any, Any, None]) -> None:
     asyncio.run(asyncio.wait_for(main, 60))
 
 
+class Alone(Sandboxes):
+    """Without Gym, so that all that is in the snapshot is its own."""
+
+    called_by = frozenset[str]()
+
+
 def engine_of(root: Path, one: Sandboxes) -> Engine:
-    return Engine(Config(), FolderStore(root), [Gym("gym"), one, Controller()])
+    others = [] if isinstance(one, Alone) else [Gym("gym"), Controller()]
+    return Engine(Config(), FolderStore(root), [one, *others])
 
 
-async def filled(folder: Path, *sessions: str) -> Sandboxes:
-    pool = SandboxPool(folder)
-    for session in sessions:
-        await pool.run(session, "CREATE TABLE t (x)")
-    return Sandboxes(pool)
-
-
-async def saved(tmp_path: Path) -> Path:
-    one = await filled(tmp_path / "pool", "p0_g0", "p1_g0", "p2_g0")
+async def saved(tmp_path: Path, kind: type[Sandboxes] = Sandboxes) -> Path:
+    one = kind(SandboxPool(tmp_path / "pool"))
+    for session in ("p0_g0", "p1_g0", "p2_g0"):
+        await one.pool.run(session, "CREATE TABLE t (x)")
     engine = engine_of(tmp_path / "root", one)
     outcome = await engine.save()
     await engine.close()
@@ -104,7 +106,7 @@ def test_rollouts_that_start_over_and_those_that_nobody_knows_leave_no_sandbox(
             "p0_g0",
             "p2_g0",
         ]
-        one = await filled(tmp_path / "fresh")
+        one = Sandboxes(SandboxPool(tmp_path / "fresh"))
         engine = engine_of(tmp_path / "root", one)
         await engine.restore()
         assert one.pool.sessions == ["p0_g0"]
@@ -120,8 +122,7 @@ def test_another_format_version_is_refused_with_both_numbers(tmp_path: Path) -> 
 
     async def main() -> None:
         await saved(tmp_path)
-        one = await filled(tmp_path / "fresh")
-        engine = engine_of(tmp_path / "root", Newer(one.pool))
+        engine = engine_of(tmp_path / "root", Newer(SandboxPool(tmp_path / "fresh")))
         with pytest.raises(SnapshotRejected, match=r"(?s)sandboxes.*1.*2"):
             await engine.restore()
         await engine.close()
@@ -134,15 +135,19 @@ def test_another_format_version_is_refused_with_both_numbers(tmp_path: Path) -> 
     reason="show and verify find an installed plugin only: pip install -e .",
 )
 def test_show_and_verify_understand_the_part(tmp_path: Path) -> None:
+    snapshots = []
+
     async def main() -> None:
-        snapshot = str(await saved(tmp_path))
-        assert quiesce("show", snapshot)["parts"]["sandboxes"] == {"sandboxes": 2}
-        assert quiesce("verify", snapshot)["references"] == {"sandbox": 2}
+        snapshots.append(await saved(tmp_path, Alone))
 
     run(main())
+    shown = json.loads(quiesce("show", *snapshots, "--json"))
+    assert shown["parts"] == {"sandboxes": {"sandboxes": 3}}
+    assert "every sandbox that is named is there: 3" in quiesce("verify", *snapshots)
 
 
-def quiesce(command: str, snapshot: str) -> Any:
-    program = [sys.executable, "-m", "quiesce.cli", command, snapshot, "--json"]
-    done = subprocess.run(program, capture_output=True, text=True, check=True)
-    return json.loads(done.stdout)
+def quiesce(*arguments: str | Path) -> str:
+    program = [sys.executable, "-m", "quiesce.cli", *map(str, arguments)]
+    done = subprocess.run(program, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +45,7 @@ class Sandboxes(Participant):
 
     async def restore(self, restore: Restore) -> None:
         stage = self.pool.folder / "staged"
-        self._staged = await restore.in_thread(partial(_copied, restore.saved(), stage))
+        self._staged = await restore.in_thread(lambda: _copied(restore.saved(), stage))
 
     async def reconcile(self, restore: Restore) -> None:
         for name in restore.facts.get("controller", {}).get("discard", ()):

@@ -28,7 +28,13 @@ class Sandbox:
         return cls(await asyncio.create_subprocess_exec(*program, stdin=PIPE, stdout=PIPE))
 
     async def call(self, statement: str, *arguments: Any) -> list[Any]:
-        """Raises ValueError for SQL that fails, OSError if the process is gone."""
+        """Raises ValueError for SQL that fails, OSError if the process is gone.
+
+        It ends even if its caller goes away: the next call must not read this one's answer.
+        """
+        return await asyncio.shield(asyncio.create_task(self._call(statement, *arguments)))
+
+    async def _call(self, statement: str, *arguments: Any) -> list[Any]:
         async with self._turn:
             stdin, stdout = self._process.stdin, self._process.stdout
             assert stdin is not None
@@ -58,6 +64,7 @@ class SandboxPool:
         folder.mkdir(exist_ok=True)
         self._sandboxes: dict[str, Sandbox] = {}
         self._calls: set[asyncio.Task[list[Any]]] = set()
+        self._starting = asyncio.Lock()
         self._door = asyncio.Event()
         self._door.set()
 
@@ -74,7 +81,7 @@ class SandboxPool:
         if not SESSION.fullmatch(session):
             raise ValueError(f"{session!r} is no session: letters, digits, '_' and '-' only")
         await self._door.wait()
-        # A caller that is cancelled leaves its statement to end: half of it cannot be saved.
+        # It counts from here on, and to its end even if the caller goes away.
         call = asyncio.create_task(self._call(session, statement, *arguments))
         self._calls.add(call)
         call.add_done_callback(self._calls.discard)
@@ -109,8 +116,9 @@ class SandboxPool:
             database.unlink()
 
     async def _call(self, session: str, statement: str, *arguments: Any) -> list[Any]:
-        if session not in self._sandboxes:
-            self._sandboxes[session] = await Sandbox.start(self._database(session))
+        async with self._starting:
+            if session not in self._sandboxes:
+                self._sandboxes[session] = await Sandbox.start(self._database(session))
         return await self._sandboxes[session].call(statement, *arguments)
 
     def _database(self, session: str) -> Path:
