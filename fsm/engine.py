@@ -83,6 +83,7 @@ class SnapshotEngine:
         self._drive: Drive | None = None
         self._held: _Held | None = None
         self._opened = self._handed_over = False
+        self._opening: asyncio.Task[None] | None = None
 
     # -- public --------------------------------------------------------------------------------
 
@@ -94,8 +95,18 @@ class SnapshotEngine:
                 "that took over, or call restore() here to begin anew"
             )
         if not self._opened:
+            if self._opening is None:
+                self._opening = asyncio.ensure_future(self._open())
+            await asyncio.shield(self._opening)
+
+    async def _open(self) -> None:
+        """A task of its own: cancelled half way, a caller would leave a root that is locked by an
+        engine which does not know that it has it."""
+        try:
             await self.store.open()
             self._opened = True
+        finally:
+            self._opening = None
 
     async def close(self) -> None:
         """Let the store go. Waits for an attempt under way. Rollouts that stay paused are not
@@ -382,6 +393,8 @@ class SnapshotEngine:
         return silent
 
     async def _let_store_go(self) -> None:
+        if self._opening is not None:
+            await asyncio.wait({self._opening})
         if self._opened:
             await self.store.close()
             self._opened = False
