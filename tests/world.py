@@ -137,6 +137,20 @@ class Cable:
             await never()
         return answer
 
+    async def answer(self, task: asyncio.Task[T]) -> T:
+        """The answer of what goes on over there, whether its caller is still there or not."""
+        try:
+            return await self.carry(asyncio.shield(task))
+        except asyncio.CancelledError:
+            if task.cancelled():
+                raise
+            stubborn = self.stubborn > 0
+            self.stubborn -= stubborn
+            await asyncio.wait({task}, timeout=STUBBORN_S if stubborn else HANGING_UP_S)
+            if stubborn and task.done():
+                return task.result()
+            raise
+
     @asynccontextmanager
     async def barrier(self) -> AsyncIterator[None]:
         self.barrier_held = True
@@ -175,15 +189,10 @@ class Line(Participant):
 
     async def _answer(self, task: asyncio.Task[Any], hook: str) -> Any:
         try:
-            return await self._cable.carry(asyncio.shield(task))
+            return await self._cable.answer(task)
         except asyncio.CancelledError:
             if task.cancelled():
                 raise Unavailable(f"{self.name} died during {hook}") from None
-            stubborn = self._cable.stubborn > 0
-            self._cable.stubborn -= stubborn
-            await asyncio.wait({task}, timeout=STUBBORN_S if stubborn else HANGING_UP_S)
-            if stubborn and task.done():
-                return task.result()
             raise
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
@@ -231,14 +240,15 @@ class WiredStore:
         return self._store.incarnation
 
     def __getattr__(self, operation: str) -> Callable[..., Coroutine[Any, Any, Any]]:
-        async def run(*args: Any, **kwargs: Any) -> Any:
+        async def work(*args: Any, **kwargs: Any) -> Any:
             if operation in self.slow:
                 await asyncio.sleep(self.slow[operation])
-            call = getattr(self._store, operation)(*args, **kwargs)
+            return await getattr(self._store, operation)(*args, **kwargs)
+
+        async def run(*args: Any, **kwargs: Any) -> Any:
             if self._cable.is_cut:
-                call.close()
                 await never()
-            answer = await self._cable.carry(call)
+            answer = await self._cable.carry(work(*args, **kwargs))
             if operation == "fence":
                 self._cable.fences.append(answer)
             return answer
