@@ -52,8 +52,11 @@ class Ledger:
         return RlCut({"books": [copy.deepcopy(books)]}, {"drawn": self.drawn})
 
     async def load(self, state: Records | None, found: Found | None) -> Loaded:
-        books = copy.deepcopy(state["books"][0]) if state else (0, [], [])
-        (self.drawn, self.waiting, claimed), self.claimed = books, {}
+        try:
+            books = (0, [], []) if state is None else copy.deepcopy(state["books"][0])
+            (self.drawn, self.waiting, claimed), self.claimed = books, {}
+        except (KeyError, IndexError, TypeError) as error:
+            raise ValueError(f"these are no books of this trainer: {error!r}") from error
         for step, rows in reversed(claimed):
             if found is None:  # a restore that failed: as it was
                 self.claimed[step] = rows

@@ -67,6 +67,7 @@ class RlController:
         self.plane, self.barrier, self.gym, self.loader = plane, barrier, gym, loader
         self.servers, self.group_size = tuple(servers), group_size
         self.max_start_overs, self._assemble, self._turns = max_start_overs, assemble, turns
+        self._first = loader.state_dict()  # where a start from nothing begins
         self.ledger, self.replay = Ledger(), ReplayIndex()
         self.incarnation = 0
         self.gate, self.bell = DispatchGate(), Bell()
@@ -113,7 +114,7 @@ class RlController:
         return RlCut(records, counts, tuple(finished))
 
     async def load(self, state: Records | None, found: Found | None) -> Loaded:
-        books = Books.read(state) if state is not None else Books()
+        books = Books.read(state) if state is not None else Books(loader=self._first)
         loaded = Loaded()
         if found is not None:
             capture, train = await self.plane.keys(CAPTURE), await self.plane.keys(TRAIN)

@@ -25,11 +25,11 @@ tq = pytest.importorskip("transfer_queue")
 from tensordict import TensorDict  # noqa: E402
 
 from fsm.outcome import Refused, SnapshotRejected, Unavailable  # noqa: E402
+from participants.conformance.data_plane import ROW, DataPlaneConformance  # noqa: E402
 from participants.data_plane import CAPTURE, TRAIN  # noqa: E402
 from participants.transfer_queue.participant import TransferQueue  # noqa: E402
 from participants.transfer_queue.plane import TransferQueuePlane  # noqa: E402
 from storage.store import FolderStore  # noqa: E402
-from tests.data_plane_suite import ROW, DataPlaneSuite  # noqa: E402
 from tests.saving import attempt, newest, save  # noqa: E402
 
 GYM = {"gym": {"_rows": {"p1_g0": ["p1_g0/call-1"]}}}
@@ -97,7 +97,7 @@ async def fill(plane: TransferQueuePlane) -> None:
     await plane.put("p1_g0/call-1", ROW)
 
 
-class TestTransferQueuePlane(DataPlaneSuite):
+class TestTransferQueuePlane(DataPlaneConformance):
     @pytest.fixture(autouse=True)
     def _running(self, running: Cluster) -> None:
         self.cluster = running

@@ -7,12 +7,12 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from participants.conformance.data_plane import DataPlaneConformance
 from participants.data_plane import CAPTURE, TRAIN
 from participants.memory_data_plane import MemoryDataPlane
-from tests.data_plane_suite import DataPlaneSuite
 
 
-class TestMemoryDataPlane(DataPlaneSuite):
+class TestMemoryDataPlane(DataPlaneConformance):
     def run(self, main: Callable[[MemoryDataPlane], Awaitable[None]]) -> None:
         async def whole() -> None:
             await main(MemoryDataPlane())

@@ -26,7 +26,10 @@ PUBLIC = {
         "AgentServer Gym GymServer NemoGymActor PolicyServer ResourceServer RunReply RunRequest "
         "SessionCodec serve start_actor"
     ),
-    "quiesce.testing": "Conformance IN_PROCESS",
+    "quiesce.testing": (
+        "BarrierConformance CaptureSinkConformance Conformance DataPlaneConformance IN_PROCESS "
+        "RlStateConformance"
+    ),
     "quiesce.transfer_queue": "TransferQueue TransferQueuePlane TransferQueueSink connect start",
 }
 UNDOCUMENTED = {"SaveOutcome", "Records", "Row", "CAPTURE", "TRAIN"}  # aliases and constants

@@ -1,4 +1,4 @@
-"""What every DataPlane must do; run on each implementation by subclassing `DataPlaneSuite`."""
+"""What every `DataPlane` and every `CaptureSink` must do (`quiesce.testing`)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from participants.data_plane import BATCH_ROWS, CAPTURE, TRAIN, DataPlane
+from participants.data_plane import BATCH_ROWS, CAPTURE, TRAIN, CaptureSink, DataPlane, Row
 
 ROW = {
     "token_ids": [5, 6, 7],
@@ -17,9 +17,62 @@ ROW = {
     "policy_version": 3,
     "name": "ä",
 }
+LIMIT_S = 60.0
 
 
-class DataPlaneSuite:
+class CaptureSinkConformance:
+    """Override `make` (a sink into an empty place) and `read` (the rows that are there)."""
+
+    async def make(self) -> CaptureSink:
+        raise NotImplementedError
+
+    async def read(self, sink: Any) -> dict[str, Row]:
+        """Every row that another process would see now, by key."""
+        raise NotImplementedError
+
+    def run(self, main: Callable[[Any], Awaitable[None]]) -> None:
+        async def whole() -> None:
+            async with asyncio.timeout(LIMIT_S):
+                await main(await self.make())
+
+        asyncio.run(whole())
+
+    def test_a_row_is_there_when_put_returns(self) -> None:
+        """The reply of a model call goes out after that: a row that came later could be lost."""
+
+        async def main(sink: CaptureSink) -> None:
+            for number in range(3):
+                key = f"p0_g0/call-{number}"
+                await sink.put(key, ROW)
+                assert (await self.read(sink))[key] == ROW
+
+        self.run(main)
+
+    def test_a_repeated_put_changes_nothing(self) -> None:
+        async def main(sink: CaptureSink) -> None:
+            await sink.put("p0_g0/call-0", ROW)
+            await sink.put("p0_g0/call-0", ROW)
+            assert await self.read(sink) == {"p0_g0/call-0": ROW}
+
+        self.run(main)
+
+    def test_concurrent_puts_lose_nothing(self) -> None:
+        async def main(sink: CaptureSink) -> None:
+            await asyncio.gather(*(sink.put(f"p{n}/call-0", ROW) for n in range(20)))
+            assert len(await self.read(sink)) == 20
+
+        self.run(main)
+
+    def test_what_is_no_row_is_refused_by_name(self) -> None:
+        async def main(sink: CaptureSink) -> None:
+            with pytest.raises(ValueError, match="'bad'"):
+                await sink.put("bad", {"x": {"a": 1}})
+            assert await self.read(sink) == {}
+
+        self.run(main)
+
+
+class DataPlaneConformance:
     """Override `run`: it calls `main(plane)` with an empty plane, on an event loop."""
 
     def run(self, main: Callable[[Any], Awaitable[None]]) -> None:
