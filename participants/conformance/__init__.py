@@ -11,8 +11,11 @@ from participants.conformance.restoring import RestoreRules
 from participants.conformance.saving import SaveRules
 
 
-class Conformance(SaveRules, HoldRules, RestoreRules, FolderRules):
-    """Subclass it in a test file and fill in `make`, `work`, `observe` and `is_held`."""
+class Conformance(FolderRules, RestoreRules, HoldRules, SaveRules):
+    """Subclass it in a test file and fill in `make`, `work`, `observe` and `is_held`.
+
+    (pytest runs the tests of the last base class first.)
+    """
 
 
 __all__ = ["Conformance"]

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, NoReturn
 
+import pytest
 from attrs import evolve
 
 from fsm.engine import SnapshotEngine
@@ -185,14 +186,23 @@ async def _benches(plugin: Plugin, on_disk: bool) -> AsyncIterator[Benches]:
 def run(
     plugin: Plugin, main: Callable[[Benches], Awaitable[None]], *, on_disk: bool = False
 ) -> None:
-    """Run one test. on_disk: on the real clock and a real folder, whatever the plugin says."""
+    """Run one test. on_disk: on the real clock and a real folder, whatever the plugin says.
+
+    A broken rule is told without a traceback: it leads into the suite, not into the plugin.
+    """
     real = on_disk or not plugin.virtual_time
 
     async def whole() -> None:
         async with _benches(plugin, real) as benches:
             await main(benches)
 
-    plugin.run(whole(), virtual=not real)
+    told = None
+    try:
+        plugin.run(whole(), virtual=not real)
+    except rules.Broken as broken:
+        told = str(broken)
+    if told is not None:
+        pytest.fail(told, pytrace=False)
 
 
 # -- faults ------------------------------------------------------------------------------------

@@ -5,6 +5,10 @@ from __future__ import annotations
 from attrs import frozen
 
 
+class Broken(AssertionError):
+    """A rule is broken; the message is all that an author needs."""
+
+
 @frozen
 class Rule:
     """clause: in specs/ (S save.md, R restore.md, H hold.md, F folder.md)."""
@@ -14,11 +18,10 @@ class Rule:
     fix: str
 
     def must(self, holds: bool, seen: object = "") -> None:
-        """Raises AssertionError with the whole rule if it does not hold. seen: the evidence."""
-        __tracebackhide__ = True
+        """Raises `Broken` with the whole rule if it does not hold. seen: the evidence."""
         if not holds:
             evidence = f"\n  seen: {seen}" if seen != "" else ""
-            raise AssertionError(f"{self.clause}: {self.broken}{evidence}\n  fix: {self.fix}")
+            raise Broken(f"{self.clause}: {self.broken}{evidence}\n  fix: {self.fix}")
 
 
 def differ(got: object, wanted: object) -> str:

@@ -362,9 +362,9 @@ def test_the_suite_says_what_is_wrong_and_what_to_change(
 ) -> None:
     running = suite()
     running.folder = tmp_path
-    with pytest.raises(AssertionError) as caught:
+    with pytest.raises(pytest.fail.Exception) as caught:
         getattr(running, f"test_{test}")(*arguments)
-    message = str(caught.value)
+    message = caught.value.msg or ""
     assert message.startswith(f"{rule.clause}: {rule.broken}")
     assert message.endswith(f"fix: {rule.fix}")
 
