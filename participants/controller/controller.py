@@ -273,19 +273,23 @@ class RlController:
         return await self.plane.get_rows(TRAIN, keys)
 
     async def commit(self, step: int, write_anchor: Callable[[], Awaitable[object]]) -> None:
-        """Make a claimed step durable: write_anchor, then its groups are trained and their rows
-        leave, with capture rows that no history names (calls that were given up). An error of
-        write_anchor, or OSError of the data plane, is raised and leaves the step claimed."""
-        groups = self.replay.of_step(step)
-        if groups is None:
-            raise InvariantError(f"step {step} has claimed nothing")
+        """Make all claimed steps up to `step` durable, as often as the trainer writes checkpoints:
+        write_anchor, then their groups are trained and their rows leave, with capture rows that no
+        history names (calls that were given up). An error of write_anchor, or OSError of the data
+        plane, is raised and leaves the steps claimed."""
+        steps = range(self.step + 1, step + 1)
+        unclaimed = [one for one in (*steps, step) if self.replay.of_step(one) is None]
+        if unclaimed:
+            raise InvariantError(f"step {unclaimed[0]} has claimed nothing")
+        groups = [group for one in steps for group in self.replay.of_step(one) or ()]
         members = [one.rollout_id for group in groups for one in self.ledger.group(group)]
         self.committing = True
         try:
             async with self.mutation("optimizer_commit") as slot:
                 rows = owned(await self.plane.keys(CAPTURE), members)
                 await write_anchor()
-                self.ledger.train(slot, self.replay.trained(step), step, rows)
+                for one in steps:
+                    self.ledger.train(slot, self.replay.trained(one), one, rows)
                 await self._clear(slot)
         finally:
             self.committing = False

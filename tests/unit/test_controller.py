@@ -413,6 +413,45 @@ def test_claims_that_the_anchor_does_not_contain_are_buffered_again() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("save_period", [1, 2, 3])
+def test_any_save_period(save_period: int) -> None:
+    """R6: rows stay until a checkpoint has their step; whichever step the trainer is at, a restore
+    gives back exactly the rows of steps that the checkpoint does not contain."""
+
+    async def main() -> None:
+        one = world(tasks=7)
+        await buffered(one, 7)
+        for step in range(1, 6):
+            await one.rl.claim(step, 1)
+            if step % save_period == 0:
+                await one.rl.commit(step, nothing)
+            anchor = step - step % save_period
+            assert one.rl.step == anchor
+            again = await restore(one.save(anchor_step=anchor), tasks=7)
+            counts = again.rl.conservation()
+            assert (counts["trained"], counts["claimed"]) == (anchor, 0)
+            assert counts["buffered"] == 7 - anchor
+            following = [await again.rl.claim(number, 1) for number in range(anchor + 1, 8)]
+            assert following == [(f"p{number}",) for number in range(anchor, 7)], "in their order"
+
+    asyncio.run(main())
+
+
+def test_a_checkpoint_of_steps_that_claimed_nothing_is_a_bug() -> None:
+    async def main() -> None:
+        one = world()
+        await buffered(one)
+        await one.rl.claim(1, 1)
+        for step in (0, 2):
+            with pytest.raises(InvariantError, match="claimed nothing"):
+                await one.rl.commit(step, nothing)
+        await one.rl.commit(1, nothing)
+        with pytest.raises(InvariantError, match="claimed nothing"):
+            await one.rl.commit(1, nothing)
+
+    asyncio.run(main())
+
+
 def test_a_checkpoint_behind_the_ledger_is_refused_and_changes_nothing() -> None:
     async def main() -> None:
         one = world()
