@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 ARGS ?=
 
-.PHONY: demo test check slow soak clean
+.PHONY: demo test check types slow soak clean
 
 demo: .venv/demo
 	$(BIN)/quiesce demo $(ARGS)
@@ -20,7 +20,9 @@ check: .venv/test
 types: .venv/demo
 	$(BIN)/mypy
 
+# What needs the demo's environment: real Ray, real TransferQueue, whole demos, a real model.
 slow: .venv/demo
+	$(BIN)/pytest tests/unit/test_transfer_queue_columns.py $(ARGS)
 	$(BIN)/pytest -m slow $(ARGS)
 
 # New examples each time; the seed is printed (ARGS=--hypothesis-seed=N repeats it).

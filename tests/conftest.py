@@ -14,6 +14,8 @@ from fsm.operation import Operation
 from fsm.run import Run
 from tests.traces import problems
 
+pytest_plugins = ("tests.skips",)
+
 # ci: the same examples in every run. soak: new ones each time, ten times as many.
 settings.register_profile(
     "ci",
