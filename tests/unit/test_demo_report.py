@@ -137,8 +137,11 @@ def test_the_tables_hold_rows_totals_pauses_and_start_up() -> None:
     assert ["p0_g1", "0", "12", "14", "1"] in cells[0]
     assert ["turns", "redone", "because", "of", "the", "crashes", "3"] in cells[1]
     assert ["capture", "rows", "26"] in cells[1]
-    assert ["prepare", "2", "0.200", "0.300"] in cells[2]
-    assert ["the", "whole", "pause", "2", "1.000", "1.500"] in cells[2]
+    assert ["snapshot", "prepare", "commit", "waited"] in cells[2]
+    assert ["snapshot_1", "0.100", "0.400", "0.500"] in cells[2]
+    assert ["snapshot_2", "0.300", "1.200", "1.500"] in cells[2]
+    assert ["p50", "0.200", "0.800", "1.000"] in cells[2]
+    assert ["max", "0.300", "1.200", "1.500"] in cells[2]
     assert ["tools", "1", "1.500", "1.500"] in cells[3]
     assert ["restore", "1", "0.250", "0.250"] in cells[3]
     assert not any(line[:1] == ["tools"] for line in cells[2])
