@@ -37,8 +37,15 @@ class Plugin:
 
     no_hold = no_lease = no_fence = no_staging = fresh_only = ""
     virtual_time = False
-    config = EngineConfig()
-    limit_s = 60.0  # for a whole test, on the real clock
+    # A step that never ends is named by the engine, before `limit_s` ends the whole test.
+    config = EngineConfig(
+        prepare_timeout_s=15,
+        commit_timeout_s=15,
+        cut_timeout_s=15,
+        resume_timeout_s=15,
+        restore_timeout_s=15,
+    )
+    limit_s = 60.0  # on the real clock
     folder: Path
 
     @pytest.fixture(autouse=True)

@@ -124,9 +124,10 @@ WAITING = Rule(
     "work that came under the hold neither went on nor was refused after the release",
     "wake everyone who waits when `resume` opens",
 )
-LATE_PREPARE = Rule(
+LATE = Rule(
     "H1",
-    "a `prepare` that arrived after its attempt was over holds again, and nobody will release it",
+    "a message that arrived after its save or restore was over holds again, and nobody will "
+    "release it",
     "keep the newest fence that was released, and refuse it and every older one "
     '(Refused("stale_fence"))',
 )
@@ -150,6 +151,11 @@ LEASE = Rule(
     "the engine died, and what it held is held for ever",
     "end the hold by yourself when attempt.lease_s seconds have passed since `prepare`, `fence` or "
     "the last `renew`",
+)
+RENEWED = Rule(
+    "H3",
+    "the hold ended although the engine renewed it in time",
+    "let `renew` begin the attempt.lease_s seconds anew",
 )
 LAPSED = Rule(
     "H3",

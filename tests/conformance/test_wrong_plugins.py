@@ -49,6 +49,11 @@ class Refuses(Plain):
         raise Refused("never")
 
 
+class NeverQuiet(Plain):
+    async def drain(self, attempt: Attempt) -> None:
+        await asyncio.Event().wait()
+
+
 class Empties(Plain):
     async def commit(self, attempt: Attempt) -> None:
         await super().commit(attempt)
@@ -152,6 +157,12 @@ class ForgetsFences(MemoryParticipant):
         self.active_fence = fence
 
 
+class RenewsWhatIsOver(MemoryParticipant):
+    async def renew(self, attempt: Attempt | Restore) -> None:
+        if not self.is_held:
+            self._machine.fire("prepare")
+
+
 class ClosesOnlyWhatItHolds(MemoryParticipant):
     def _close(self, fence: Any) -> None:
         if self.is_held:
@@ -173,6 +184,10 @@ class KeepsItsHold(MemoryParticipant):
 class NoLease(MemoryParticipant):
     def _rearm(self, lease_s: float) -> None:
         """Held until somebody says otherwise."""
+
+
+class CannotRenew(MemoryParticipant):
+    renew = Participant.renew
 
 
 class AnswersAfterItsLease(MemoryParticipant):
@@ -315,6 +330,7 @@ CASES: list[Case] = [
     (rules.DESCRIBE, plain(NewTopologyEachTime), "describe_is_stable", ()),
     (rules.ERRORS, plain(Raises), "a_save_changes_nothing", ()),
     (rules.SAVES, plain(Refuses), "a_save_changes_nothing", ()),
+    (rules.SAVES, plain(NeverQuiet), "a_save_changes_nothing", ()),
     (rules.HARMLESS, plain(Empties), "a_save_changes_nothing", ()),
     (rules.RELEASED, plain(NeverLetsGo), "a_save_changes_nothing", ()),
     (rules.RELEASED, plain(ClosesInCommit), ABORT, ("cut", "refused by another")),
@@ -328,11 +344,14 @@ CASES: list[Case] = [
     (rules.MOVED, plain(WorksOn), "a_snapshot_is_of_one_instant", ()),
     (rules.INSTANT, plain(CopiesTooEarly, WithoutHold), "a_snapshot_is_of_one_instant", ()),
     (rules.WAITING, plain(WakesNobody), "a_snapshot_is_of_one_instant", ()),
-    (rules.LATE_PREPARE, server(ForgetsFences), "a_late_prepare_does_not_hold", ()),
+    (rules.LATE, server(ForgetsFences), "a_late_message_of_a_save_does_not_hold", ("prepare",)),
+    (rules.LATE, server(ForgetsFences), "a_late_fence_of_a_restore_does_not_hold", ()),
+    (rules.LATE, server(RenewsWhatIsOver), "a_late_message_of_a_save_does_not_hold", ("renew",)),
     (rules.OVERTAKEN, server(ClosesOnlyWhatItHolds), "a_release_may_overtake_its_prepare", ()),
     (rules.LATE_RELEASE, server(ObeysOldReleases), "a_late_release_leaves_a_newer_hold_alone", ()),
     (rules.NEWER, server(KeepsItsHold), "a_newer_attempt_takes_over", ()),
     (rules.LEASE, server(NoLease), "a_hold_ends_with_its_lease", ()),
+    (rules.RENEWED, server(CannotRenew), "a_renewed_hold_stands", ()),
     (rules.LAPSED, server(AnswersAfterItsLease), "a_lapsed_hold_is_not_published", ()),
     (rules.LAPSED_RESTORE, server(KeepsWhatItStaged), "a_lapsed_restore_is_not_activated", ()),
     (rules.RESTORES, plain(RefusesItsOwn), "round_trip", ()),
