@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from fsm.operation import HookFailed, Operation, judge
-from fsm.outcome import Cause, SnapshotRejected
+from fsm.outcome import AbortReason, Cause, SnapshotRejected
 from fsm.renewal import Renewal
 from fsm.run import Run, Steps
 from fsm.table import PARKED, PARKING, Table
@@ -127,7 +127,16 @@ class Drive:
         if isinstance(raised, SnapshotRejected):
             self.operation.rejected = raised
         self.operation.note_bug(step, error)
-        return judge(step, error)
+        event, cause = judge(step, error)
+        if cause.reason is AbortReason.TIMEOUT and not str(error):
+            cause = evolve(cause, detail=self._waited_for())
+        return event, cause
+
+    def _waited_for(self) -> str:
+        """Who has not answered, and for which rollouts or servers: what there is to look at."""
+        waiting = self.operation.waiting.items()
+        named = [f"{who} ({', '.join(names)})" if names else who for who, names in waiting]
+        return f"waited for {', '.join(named) or 'the store'}"
 
 
 def _source(row: str) -> str:
