@@ -15,6 +15,7 @@ import httpx
 from attrs import evolve
 
 from fsm.outcome import NotReleased, Refused
+from fsm.storing import Fence
 from participants.gym import merge, wire
 from participants.gym.client import GymClient, GymServer, past_failures, together
 from participants.gym.told import Told
@@ -124,6 +125,13 @@ class NemoGymActor:
             return await self._client.restore(server, evolve(whole, files=own))
 
         return await self._in_order(wire.STOP_ORDER, message, stage)
+
+    async def take_over(self, fence: Fence) -> None:
+        """Another actor staged under this fence: its holds are this one's to renew and release.
+        The actor that staged them itself knows them already."""
+        for name in self._client.servers:
+            self._told.telling(fence, name)
+            self._told.confirmed(fence, name)
 
     async def discard_continuations(self, message: wire.Discard) -> Reports:
         """Drop what is staged for these rollouts, on every server."""

@@ -99,8 +99,10 @@ class Gym(Participant):
         saved = restore.snapshot.facts.get(self.name, {})
         return merge.restore_facts(reports, saved.get("restarts", {}))
 
-    async def take_over(self, restore: Restore) -> None:  # noqa: ARG002
+    async def take_over(self, restore: Restore) -> None:
         self._phases = frozenset({hold.STAGED})
+        calls = {name: one.take_over(restore.fence) for name, one in self._actors.items()}
+        await together(calls)
 
     async def reconcile(self, restore: Restore) -> None:
         """Drop what the controller's join leaves over, and what starts over by Gym's own word."""
