@@ -13,6 +13,7 @@ from attrs import frozen
 from fsm import restore_steps, save_steps, verdict
 from fsm.config import EngineConfig
 from fsm.drive import Activity, Drive, Performing
+from fsm.opening import Opening
 from fsm.operation import Operation
 from fsm.outcome import AbortReason, Anchor, Restored, SaveOutcome, Skip, Skipped, SkipReason
 from fsm.participant import Participant, ranks
@@ -82,8 +83,8 @@ class SnapshotEngine:
         self._unresolved: asyncio.Future[Any] | None = None  # a rename: its outcome is not known
         self._drive: Drive | None = None
         self._held: _Held | None = None
-        self._opened = self._handed_over = False
-        self._opening: asyncio.Task[None] | None = None
+        self._opening = Opening(store)
+        self._handed_over = False
 
     # -- public --------------------------------------------------------------------------------
 
@@ -94,26 +95,14 @@ class SnapshotEngine:
                 "this engine handed its restore over, and the store with it: save in the process "
                 "that took over, or call restore() here to begin anew"
             )
-        if not self._opened:
-            if self._opening is None:
-                self._opening = asyncio.ensure_future(self._open())
-            await asyncio.shield(self._opening)
-
-    async def _open(self) -> None:
-        """A task of its own: cancelled half way, a caller would leave a root that is locked by an
-        engine which does not know that it has it."""
-        try:
-            await self.store.open()
-            self._opened = True
-        finally:
-            self._opening = None
+        await self._opening.open()
 
     async def close(self) -> None:
         """Let the store go. Waits for an attempt under way. Rollouts that stay paused are not
         released: nobody renews any more, so their holds end with their leases."""
         async with self._lock.take("close"):
             await self._stop_holding()
-            await self._let_store_go()
+            await self._opening.close()
 
     async def save(self, then: Then = "resume") -> SaveOutcome:
         """One attempt now; `Skipped(ATTEMPT_IN_PROGRESS)` while another one runs (S8).
@@ -313,16 +302,16 @@ class SnapshotEngine:
         if drive.run.cancelled:
             await self._stop_holding()
             raise asyncio.CancelledError
-        await self._let_store_go()
+        await self._opening.close()
         self._handed_over = True
         return token
 
     async def _go_on(self, token: RestoreToken) -> Restored:
         token.check({one.name: one.format_version for one in self.participants})
-        await self._let_store_go()
+        await self._opening.close()
         # Before anybody is told: a token that is used twice must not disturb its first user.
         snapshot = await self.store.take_over(token.fence, token.snapshot)
-        self._opened, self._handed_over = True, False
+        self._opening.is_open, self._handed_over = True, False
         restoring = Restoring(self._setting, self._operation("restore"))
         restoring.go_on_from(token, snapshot)
         left = {"restore_timeout_s": token.left_s}
@@ -391,13 +380,6 @@ class SnapshotEngine:
             self._pending = saving if silent else None
         verdict.raise_bug(held.drive)
         return silent
-
-    async def _let_store_go(self) -> None:
-        if self._opening is not None:
-            await asyncio.wait({self._opening})
-        if self._opened:
-            await self.store.close()
-            self._opened = False
 
     def _leave_behind(self, step: str, future: asyncio.Future[Any]) -> None:
         if step:

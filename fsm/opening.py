@@ -1,0 +1,40 @@
+"""Whether an engine has its store."""
+
+from __future__ import annotations
+
+import asyncio
+
+from fsm.storing import Store
+
+
+class Opening:
+    """Opens a store once, whoever asks, and closes it.
+
+    Opening runs in a task of its own: a caller that is cancelled half way would leave a root
+    that is locked by an engine which does not know that it has it (F6).
+    """
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.is_open = False
+        self._task: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        if not self.is_open:
+            if self._task is None:
+                self._task = asyncio.ensure_future(self._open())
+            await asyncio.shield(self._task)
+
+    async def close(self) -> None:
+        if self._task is not None:
+            await asyncio.wait({self._task})
+        if self.is_open:
+            await self.store.close()
+            self.is_open = False
+
+    async def _open(self) -> None:
+        try:
+            await self.store.open()
+            self.is_open = True
+        finally:
+            self._task = None
