@@ -90,6 +90,7 @@ class Root:
     def _begin_incarnation(self) -> None:
         self._raise_incarnation()
         self._sweep()
+        self._try_rename()
         durable.fsync_directory(self.path)
 
     def _go_on_in(self, fence: Fence) -> None:
@@ -188,6 +189,23 @@ class Root:
         self.incarnation = 1 + max(self.newest_incarnation(), *known, 0)
         durable.write_file(self._lineage / f"incarnation_{self.incarnation:06}", b"")
         durable.fsync_directory(self._lineage)
+
+    def _try_rename(self) -> None:
+        """Publishing is one rename of a folder: say at once where that cannot be done (F1)."""
+        name = names.draft_name(Fence(self.uuid, self.incarnation, 0))
+        tried, trash = self.path / name, self.path / names.trash_name(name)
+        durable.make_directory(tried)
+        try:
+            durable.rename_noreplace(tried, trash)
+        except OSError as error:
+            durable.remove_tree(tried)
+            raise OSError(
+                error.errno,
+                f"folders cannot be renamed here ({error.strerror}), and publishing is one rename: "
+                f"put the snapshot root on a local or POSIX file system",
+                str(self.path),
+            ) from error
+        self._delete(trash)
 
     def _sweep(self) -> None:
         """Folders that nobody published go, in the only way that a late rename cannot undo: by
