@@ -6,20 +6,20 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any, Literal, overload
-
-from attrs import frozen
+from typing import Literal, overload
 
 from fsm import restore_steps, save_steps, verdict
 from fsm.config import EngineConfig
 from fsm.drive import Activity, Drive, Performing
+from fsm.held import Held
+from fsm.leftovers import Leftovers
 from fsm.opening import Opening
 from fsm.operation import Operation
-from fsm.outcome import AbortReason, Anchor, Restored, SaveOutcome, Skip, Skipped, SkipReason
+from fsm.outcome import Anchor, Restored, SaveOutcome, Skip, Skipped, SkipReason
 from fsm.participant import Participant, ranks
 from fsm.restore import HANDED_OVER, RESTORE, RESTORE_HANDING_OVER, RESTORE_TAKING_OVER
 from fsm.restore_steps import IfBad, IfNone, Restoring
-from fsm.save import CANCELLED, SAVE, SAVE_RELEASE_AT_CUT, SAVE_STAY_PAUSED, STAYING
+from fsm.save import SAVE, SAVE_RELEASE_AT_CUT, SAVE_STAY_PAUSED, STAYING
 from fsm.save_steps import AnchorSource, Barrier, Saving, Setting
 from fsm.storing import Fence, Store
 from fsm.table import Table
@@ -32,14 +32,6 @@ log = logging.getLogger("quiesce.engine")
 Then = Literal["resume", "stay_paused"]
 Until = Literal["gym_restored"]
 KeptAnchors = Callable[[], Iterable[int]]
-
-
-@frozen
-class _Held:
-    """An operation that keeps its holds up in the background until it is let go."""
-
-    drive: Drive
-    task: asyncio.Task[None]
 
 
 class SnapshotEngine:
@@ -78,11 +70,9 @@ class SnapshotEngine:
         self._held_off: list[str] = []
         self._hold_offs = 0
         self._last_saved: Fence | None = None  # of the newest snapshot known to be published
-        self._pending: Saving | None = None  # whose release is not confirmed by everyone
-        self._left_behind: set[asyncio.Future[Any]] = set()  # cuts that outlived their deadline
-        self._unresolved: asyncio.Future[Any] | None = None  # a rename: its outcome is not known
+        self._leftovers = Leftovers()
         self._drive: Drive | None = None
-        self._held: _Held | None = None
+        self._held: Held | None = None
         self._opening = Opening(store)
         self._handed_over = False
 
@@ -101,7 +91,7 @@ class SnapshotEngine:
         """Let the store go. Waits for an attempt under way. Rollouts that stay paused are not
         released: nobody renews any more, so their holds end with their leases."""
         async with self._lock.take("close"):
-            await self._stop_holding()
+            await self._leave()
             await self._opening.close()
 
     async def save(self, then: Then = "resume") -> SaveOutcome:
@@ -127,9 +117,14 @@ class SnapshotEngine:
         held = self._held
         if held is None:
             return {}
-        held.drive.performing.let_go.set()
-        await asyncio.wait({held.task})
-        return self._settle(held)
+        await held.let_go()
+        self._held = None
+        saving = held.drive.performing
+        silent: Mapping[str, frozenset[str]] = {}
+        if isinstance(saving, Saving):
+            silent = self._leftovers.released(saving.releasing)
+        verdict.raise_bug(held.drive)
+        return silent
 
     @asynccontextmanager
     async def exclusive(self, what: str) -> AsyncIterator[list[SaveOutcome]]:
@@ -214,7 +209,7 @@ class SnapshotEngine:
         drive = self._begin(self._table(then), saving, save_steps.BUDGETS)
         await self._go(drive, STAYING)
         if drive.run.machine.state == STAYING:
-            self._hold_on(drive)
+            self._held = Held(drive)
             if drive.run.cancelled:  # the caller is gone: nobody would let them go
                 await self.let_go()
         return await self._outcome(drive, saving)
@@ -226,7 +221,11 @@ class SnapshotEngine:
 
     async def _preflight(self, operation: Operation) -> Saving:
         """Every reason to leave the attempt out, before anybody is told anything (S7)."""
-        await self._skip_for_earlier()
+        if self._held is not None:
+            if not self._held.over:
+                raise Skip(SkipReason.STAYING_PAUSED, self._held.drive.operation.label)
+            await self.let_go()  # it ended by itself, with a hold that was lost
+        await self._leftovers.settle()
         if self._held_off:
             optimizer = self._held_off[-1] == "optimizer_commit"
             reason = SkipReason.OPTIMIZER_COMMIT if optimizer else SkipReason.HELD_OFF
@@ -240,26 +239,10 @@ class SnapshotEngine:
         await saving.preflight()
         return saving
 
-    async def _skip_for_earlier(self) -> None:
-        if self._held is not None:
-            if not self._held.task.done():
-                raise Skip(SkipReason.STAYING_PAUSED, self._held.drive.operation.label)
-            await self.let_go()  # it ended by itself, with a hold that was lost
-        if self._unresolved is not None:
-            raise Skip(SkipReason.PUBLISH_UNRESOLVED)
-        if self._left_behind:
-            raise Skip(SkipReason.PREVIOUS_CUT_RUNNING)
-        if self._pending is not None:
-            if not await self._pending.releasing.one_round():
-                silent = self._pending.releasing.silent()
-                names = sorted(name for group in silent.values() for name in group)
-                raise Skip(SkipReason.RELEASE_PENDING, ", ".join(names))
-            self._pending = None
-
     async def _outcome(self, drive: Drive, saving: Saving) -> SaveOutcome:
         published = saving.publication is not None and saving.publication.published
         if self._held is None:
-            self._pending = saving if saving.releasing.silent() else None
+            self._leftovers.released(saving.releasing)
         if published:
             self._last_saved = drive.operation.fence
         outcome = verdict.of_save(drive, saving)
@@ -298,9 +281,9 @@ class SnapshotEngine:
 
     async def _hand_over(self, drive: Drive, restoring: Restoring) -> RestoreToken:
         token = restoring.token(drive.left_s("restore_timeout_s"))
-        self._hold_on(drive)
+        self._held = Held(drive)
         if drive.run.cancelled:
-            await self._stop_holding()
+            await self._leave()
             raise asyncio.CancelledError
         await self._opening.close()
         self._handed_over = True
@@ -321,7 +304,7 @@ class SnapshotEngine:
 
     async def _make_way(self) -> None:
         """A restore ends what this process handed over; paused rollouts it does not touch."""
-        if self._held is not None and not self._handed_over and not self._held.task.done():
+        if self._held is not None and not self._handed_over and not self._held.over:
             raise ValueError("rollouts stay paused since the last snapshot: call let_go() first")
         await self.let_go()
         self._handed_over = False
@@ -344,7 +327,7 @@ class SnapshotEngine:
         def seconds(budget: str) -> float:
             return (left_s or {}).get(budget, getattr(self.config, budget))
 
-        return Drive(table, performing, budgets, seconds, self._leave_behind)
+        return Drive(table, performing, budgets, seconds, self._leftovers.take)
 
     async def _go(self, drive: Drive, until: str | None = None) -> None:
         self._drive, self.last_trace = drive, drive.operation.trace
@@ -354,42 +337,7 @@ class SnapshotEngine:
             self._drive = None
             raise
 
-    def _hold_on(self, drive: Drive) -> None:
-        self._held = _Held(drive, asyncio.ensure_future(self._keep_up(drive)))
-
-    async def _keep_up(self, drive: Drive) -> None:
-        await drive.go()
-        cause = drive.run.cause
-        if cause is not None and cause.reason is AbortReason.HOLD_LOST:
-            log.warning("%s is not held any more: %s", drive.operation.label, cause)
-
-    async def _stop_holding(self) -> None:
-        """The holds end with their leases."""
+    async def _leave(self) -> None:
         if self._held is not None:
-            self._held.drive.run.post(CANCELLED)
-            await asyncio.wait({self._held.task})
+            await self._held.leave()
             self._held = None
-
-    def _settle(self, held: _Held) -> Mapping[str, frozenset[str]]:
-        """What became of a hold that is over."""
-        self._held = None
-        held.task.result()
-        saving, silent = held.drive.performing, {}
-        if isinstance(saving, Saving):
-            silent = saving.releasing.silent()
-            self._pending = saving if silent else None
-        verdict.raise_bug(held.drive)
-        return silent
-
-    def _leave_behind(self, step: str, future: asyncio.Future[Any]) -> None:
-        if step:
-            log.warning("step %r outlived its deadline and is left behind", step)
-        if step == "publish":
-            self._unresolved = future
-            future.add_done_callback(self._resolved)
-        else:
-            self._left_behind.add(future)
-            future.add_done_callback(self._left_behind.discard)
-
-    def _resolved(self, _: asyncio.Future[Any]) -> None:
-        self._unresolved = None
