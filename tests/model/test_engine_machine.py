@@ -414,10 +414,14 @@ class EngineMachine(RuleBasedStateMachine):
     async def drained(self) -> None:
         """Cancelled engines release everybody first: their tasks need some time."""
         current = asyncio.current_task()
-        while others := asyncio.all_tasks(self.loop) - {current}:
+        for _ in range(100):
+            others = asyncio.all_tasks(self.loop) - {current}
+            if not others:
+                return
             await asyncio.wait(others, timeout=CONFIG.release_timeout_s)
             for task in others:
                 task.cancel()
+        raise AssertionError(f"these tasks do not end: {others}")
 
     def everything_ends_well(self) -> None:
         """Liveness: leases free everybody; without faults the next restore and save succeed."""
