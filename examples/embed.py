@@ -51,6 +51,7 @@ class Rollouts(Participant):
     async def resume(self, attempt: Attempt | Restore) -> None:
         if isinstance(attempt, Restore):
             self.histories |= self.staged
+            self.staged = {}
         self.may_run.set()
 
     async def rollback(self, restore: Restore) -> None:
