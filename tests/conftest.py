@@ -22,12 +22,12 @@ settings.register_profile(
     derandomize=True,
     database=None,
     deadline=None,
-    max_examples=200,
+    max_examples=300,
     stateful_step_count=40,
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
-settings.register_profile("soak", settings.get_profile("ci"), derandomize=False, max_examples=2_000)
+settings.register_profile("soak", settings.get_profile("ci"), derandomize=False, max_examples=3_000)
 PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "ci")
 settings.load_profile(PROFILE)
 
