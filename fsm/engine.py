@@ -255,7 +255,7 @@ class SnapshotEngine:
         if kept is not None and (wrong := [step for step in kept if type(step) is not int]):
             raise ValueError(f"kept_anchors must give trainer steps (ints), not {wrong[0]!r}")
         try:
-            await self.store.prune(kept)
+            await self.store.prune(kept, self.config.keep_latest)
         except OSError as error:  # old snapshots stay: not a reason to call the new one a failure
             log.warning("pruning failed, old snapshots are kept: %s", error)
 

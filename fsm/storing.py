@@ -159,5 +159,11 @@ class Store(Protocol):
     async def restored(self, snapshot: SavedSnapshot | None) -> None:
         """Record durably which snapshot this incarnation goes on from (F6)."""
 
-    async def prune(self, kept_anchors: frozenset[int] | None = None) -> None:
-        """Retention: only after a newer snapshot is durable (F4)."""
+    async def prune(
+        self, kept_anchors: frozenset[int] | None = None, keep_latest: int | None = None
+    ) -> None:
+        """Retention: only after a newer snapshot is durable (F4).
+
+        kept_anchors: trainer steps of which the newest snapshot is kept; None: of none.
+        keep_latest: how many are kept in any case; None: as many as the store was made with.
+        """

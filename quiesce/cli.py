@@ -20,7 +20,7 @@ from fsm.restore import RESTORE, RESTORE_HANDING_OVER, RESTORE_TAKING_OVER
 from fsm.save import SAVE, SAVE_RELEASE_AT_CUT, SAVE_STAY_PAUSED
 from fsm.table import Table
 from quiesce import inspection
-from quiesce.watch import STATUS
+from quiesce.watch import STATUS, writer
 from storage.reader import list_snapshots
 
 SAVES = (SAVE, SAVE_RELEASE_AT_CUT, SAVE_STAY_PAUSED)
@@ -90,7 +90,7 @@ def _status(given: argparse.Namespace) -> int:
     if given.json:
         _print_json(status)
     else:
-        print("\n".join(inspection.status_lines(status)))
+        print("\n".join([*inspection.status_lines(status), writer(status)]))
     return OK
 
 

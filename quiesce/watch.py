@@ -7,8 +7,9 @@ import asyncio
 import json
 import logging
 import os
+import socket
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,8 @@ class Watch:
     def status(self) -> dict[str, object]:
         activity = self._engine.activity()
         now = None if activity is None else asdict(activity)
-        return {"pid": os.getpid(), "now": now, "last": self._last, "written_at": time.time()}
+        who = {"pid": os.getpid(), "host": socket.gethostname()}
+        return {**who, "now": now, "last": self._last, "written_at": time.time()}
 
     def ended(self, outcome: Outcome) -> None:
         """Enter an outcome into the history, and leave the final status behind."""
@@ -100,6 +102,24 @@ class Watch:
             unfinished.replace(self._root / STATUS)
         except OSError as error:
             log.debug("cannot write %s: %s", STATUS, error)
+
+
+def writer(status: Mapping[str, Any]) -> str:
+    """Who wrote a status, when, and whether that process still lives."""
+    ago_s = max(0.0, time.time() - status["written_at"])
+    gone = status["host"] == socket.gethostname() and not _lives(status["pid"])
+    state = ", which is gone: holds end with their leases" if gone else ""
+    return f"written {ago_s:.0f} s ago by process {status['pid']} on {status['host']}{state}"
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def sentence(activity: Activity) -> str:

@@ -183,10 +183,13 @@ class MemoryStore:
         self._sequence += 1
         self._record(snapshot.id if snapshot else None, self._sequence)
 
-    async def prune(self, kept_anchors: frozenset[int] | None = None) -> None:
+    async def prune(
+        self, kept_anchors: frozenset[int] | None = None, keep_latest: int | None = None
+    ) -> None:
         self.faults.check("prune")
         chain, anchors = self._chain(), kept_anchors or frozenset()
-        for old in surplus(chain, self._durable, self._keep_latest, anchors, self._anchor_step):
+        keep = keep_latest or self._keep_latest
+        for old in surplus(chain, self._durable, keep, anchors, self._anchor_step):
             del self.disk.snapshots[old]
 
     def _record(self, snapshot: str | None, sequence: int) -> None:

@@ -35,7 +35,8 @@ class FolderStore:
     """The `Store` of fsm/storing.py on a file system.
 
     root: the folder that holds the snapshots; made if missing, its parent must exist.
-    keep_latest: how many durable snapshots retention keeps, at least 1.
+    keep_latest: how many durable snapshots retention keeps, at least 1, where `prune` is not
+    told; an engine tells it what its configuration says.
     key: with it every manifest is signed (HMAC-SHA256), and one that is not is refused: a
     snapshot may hold pickles, so it is code, and the key must not lie in the root (F3).
 
@@ -244,7 +245,9 @@ class FolderStore:
 
     # -- retention -----------------------------------------------------------------------------
 
-    async def prune(self, kept_anchors: frozenset[int] | None = None) -> None:
+    async def prune(
+        self, kept_anchors: frozenset[int] | None = None, keep_latest: int | None = None
+    ) -> None:
         """Delete what retention does not keep. Does nothing until a newer snapshot is durable (F4).
 
         Kept are the newest `keep_latest`, counted from the newest durable one back, and the
@@ -252,12 +255,13 @@ class FolderStore:
         chain (F6) and folders with unknown names are left alone.
         """
         self._check_open()
-        await self._off_loop(self._prune, kept_anchors or frozenset())
+        keep = keep_latest or self._keep_latest
+        await self._off_loop(self._prune, kept_anchors or frozenset(), keep)
 
-    def _prune(self, kept_anchors: frozenset[int]) -> None:
+    def _prune(self, kept_anchors: frozenset[int], keep: int) -> None:
         newest = self._durable or self._whole_at_open()
         chain = self._root.eligible()
-        for snapshot in surplus(chain, newest, self._keep_latest, kept_anchors, self._anchor_step):
+        for snapshot in surplus(chain, newest, keep, kept_anchors, self._anchor_step):
             log.info("pruning %s", snapshot)
             self._root.claim(snapshot, durably=True)
 

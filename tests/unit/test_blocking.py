@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import signal
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -196,3 +198,19 @@ def test_a_restore_that_is_split() -> None:
             assert second.restore(token).snapshot == token.snapshot
         made.let_go()
         assert not one.is_held
+
+
+def test_ctrl_c_during_a_save_releases_everyone() -> None:
+    """The trainer's thread is interrupted; the attempt is cancelled in the owner's."""
+
+    class Straggler(MemoryParticipant):
+        async def drain(self, attempt: Attempt) -> None:
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            await asyncio.get_running_loop().create_future()
+
+    one, store = Straggler("sandboxes"), MemoryStore()
+    made = BlockingEngine(Config(), store, [one])
+    with pytest.raises(KeyboardInterrupt), closing(made):
+        made.save()
+    assert not one.is_held
+    assert store.disk.snapshots == {}

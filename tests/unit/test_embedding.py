@@ -296,9 +296,13 @@ def test_restore_says_which_weights_to_load() -> None:
 def test_pruning_keeps_the_newest_snapshot_of_each_anchor_that_is_kept() -> None:
     async def main() -> None:
         at, kept = [0], [0]
-        store, one = MemoryStore(keep_latest=1), MemoryParticipant("sandboxes")
+        store, one = MemoryStore(), MemoryParticipant("sandboxes")
         engine = Engine(
-            CONFIG, store, [one], anchor=lambda: Anchor(at[0], "w"), kept_anchors=lambda: kept
+            Config(keep_latest=1),
+            store,
+            [one],
+            anchor=lambda: Anchor(at[0], "w"),
+            kept_anchors=lambda: kept,
         )
         taken: dict[int, list[str]] = {}
         for step in (0, 0, 1, 2, 2):
@@ -310,6 +314,17 @@ def test_pruning_keeps_the_newest_snapshot_of_each_anchor_that_is_kept() -> None
         kept.remove(0)
         await engine.save()
         assert len(store.disk.snapshots) == 1
+
+    run(main())
+
+
+@pytest.mark.parametrize("keep_latest", [1, 3])
+def test_the_configuration_says_how_many_snapshots_are_kept(keep_latest: int) -> None:
+    async def main() -> None:
+        engine, _, store = new(Config(keep_latest=keep_latest))
+        for _ in range(5):
+            await engine.save()
+        assert len(store.disk.snapshots) == keep_latest
 
     run(main())
 

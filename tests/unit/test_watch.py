@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -125,3 +127,29 @@ def test_a_folder_that_cannot_be_written_stops_no_save(tmp_path: Path) -> None:
         assert isinstance(await made.save(), Saved)
 
     run(main())
+
+
+def test_status_of_a_process_that_died_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What it was doing is still in the file; somebody has to know that nobody does it."""
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+
+    async def main() -> None:
+        made, one = engine(tmp_path)
+        one.fault("drain", Fault.late(20))
+        save = asyncio.create_task(made.save())
+        await asyncio.sleep(5)
+        status = written(tmp_path)
+        await save
+        assert cli(["status", str(tmp_path)]) == 0
+        assert "gone" not in capsys.readouterr().out
+        (tmp_path / "status.json").write_text(json.dumps(status | {"pid": child.pid}))
+        assert cli(["status", str(tmp_path)]) == 0
+
+    run(main())
+    told = capsys.readouterr().out
+    assert "draining (drain)" in told
+    assert f"by process {child.pid} on" in told
+    assert "which is gone: holds end with their leases" in told
