@@ -58,6 +58,7 @@ class BlockingEngine:
         )
         self._running: _Running | None = None
         self._exclusive = False
+        self._calls: set[asyncio.Task[Any]] = set()
         self._loop = asyncio.new_event_loop()
         # A daemon: a trainer that dies without `close` must not hang; leases end its holds.
         self._thread = threading.Thread(target=self._own, name="quiesce", daemon=True)
@@ -152,7 +153,7 @@ class BlockingEngine:
             return
         self._outside("close")
         try:
-            self._call(self._engine.close())
+            self._call(self._end())
         finally:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
@@ -168,12 +169,31 @@ class BlockingEngine:
         if self._loop.is_closed():
             coroutine.close()
             raise ValueError("this engine is closed: make another one")
-        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        future = asyncio.run_coroutine_threadsafe(self._counted(coroutine), self._loop)
         try:
             return future.result()
         except BaseException:
             future.cancel()
             raise
+
+    async def _counted(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        task = asyncio.current_task()
+        assert task is not None, "a coroutine always runs in a task"
+        self._calls.add(task)
+        try:
+            return await coroutine
+        finally:
+            self._calls.discard(task)
+
+    async def _end(self) -> None:
+        """The trainer waits for nothing else now: a call that goes on was interrupted (Ctrl-C),
+        at an instant at which `_call` could not cancel it."""
+        interrupted = [task for task in self._calls if task is not asyncio.current_task()]
+        for task in interrupted:
+            task.cancel()
+        if interrupted:
+            await asyncio.wait(interrupted)
+        await self._engine.close()
 
     async def _start(self) -> _Running:
         loop = asyncio.get_running_loop()

@@ -214,3 +214,31 @@ def test_ctrl_c_during_a_save_releases_everyone() -> None:
         made.save()
     assert not one.is_held
     assert store.disk.snapshots == {}
+
+
+def test_closing_ends_a_save_that_goes_on() -> None:
+    """An interrupt can come at an instant at which nobody can cancel the call."""
+    reached = threading.Event()
+
+    class Straggler(MemoryParticipant):
+        async def drain(self, attempt: Attempt) -> None:
+            reached.set()
+            await asyncio.get_running_loop().create_future()
+
+    one = Straggler("sandboxes")
+    made = BlockingEngine(Config(), MemoryStore(), [one])
+    raised: list[BaseException] = []
+
+    def save() -> None:
+        try:
+            made.save()
+        except BaseException as error:  # noqa: BLE001  looked at below
+            raised.append(error)
+
+    saving = threading.Thread(target=save)
+    saving.start()
+    assert reached.wait(PATIENCE_S)
+    made.close()
+    assert ended(saving)
+    assert [type(error).__name__ for error in raised] == ["CancelledError"]
+    assert not one.is_held
