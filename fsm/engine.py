@@ -191,6 +191,11 @@ class SnapshotEngine:
                 return await self._go_on(token)
             return await self._restore(if_none, if_bad, until)
 
+    @property
+    def handed_over(self) -> bool:
+        """Another process has the token of this engine's restore, and the store with it (R8)."""
+        return self._handed_over
+
     def activity(self) -> Activity | None:
         """What is going on, or None when nothing is."""
         if self._drive is None or self._drive.run.machine.over:

@@ -39,4 +39,6 @@ class Held:
         await self.drive.go()
         cause = self.drive.run.cause
         if cause is not None and cause.reason is AbortReason.HOLD_LOST:
-            log.warning("%s is not held any more: %s", self.drive.operation.label, cause)
+            # A restore's holds end with its activation, wherever that happens.
+            level = logging.WARNING if self.drive.operation.kind == "save" else logging.INFO
+            log.log(level, "%s is not held any more: %s", self.drive.operation.label, cause)

@@ -110,14 +110,15 @@ class Restoring:
             formats={one.name: one.format_version for rank in operation.ranks for one in rank},
             told=tuple(operation.told),
             holding=tuple(operation.holding),
-            facts=operation.facts,
+            facts=_copy(operation.facts),
             left_s=left_s,
         )
 
     def go_on_from(self, token: RestoreToken, snapshot: SavedSnapshot | None) -> None:
         """Be where the process that gave the token is."""
         operation, self.snapshot = self.operation, snapshot
-        operation.fence, operation.label, operation.facts = token.fence, token.label, token.facts
+        operation.fence, operation.label = token.fence, token.label
+        operation.facts = _copy(token.facts)
         by_name = {one.name: one for rank in operation.ranks for one in rank}
         operation.told.update({name: by_name[name] for name in token.told})
         operation.holding.update({name: by_name[name] for name in token.holding})
@@ -162,3 +163,7 @@ class Restoring:
 
     async def _describe(self, one: Participant) -> dict[str, Any]:
         return dict(await one.describe())
+
+
+def _copy(facts: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    return {name: dict(said) for name, said in facts.items()}

@@ -94,8 +94,8 @@ class Watch:
 
     def _write(self) -> None:
         """Best effort and never fsynced: a status that cannot be written must not stop a save."""
-        if self._root is None or not self._root.is_dir():
-            return
+        if self._root is None or not self._root.is_dir() or self._engine.handed_over:
+            return  # the root is the other process's now, and so is its status
         unfinished = self._root / f".{STATUS}.{os.getpid()}"
         try:
             unfinished.write_text(json.dumps(self.status()), encoding="utf-8")

@@ -119,6 +119,26 @@ def test_history_has_a_line_for_each_outcome(tmp_path: Path) -> None:
     assert history[2]["reason"] == "held_off"
 
 
+def test_after_a_hand_over_the_status_is_the_other_processs(tmp_path: Path) -> None:
+    async def main() -> None:
+        first, one = engine(tmp_path)
+        await first.save()
+        token = await first.restore(until="gym_restored")
+        disk = first.store.disk  # type: ignore[attr-defined]
+        store = OnDisk(tmp_path)
+        store.disk = disk
+        second = Engine(CONFIG, store, [one])
+        await second.restore(token)
+        after = written(tmp_path)
+        assert after["last"]["outcome"] == "restored"
+        await asyncio.sleep(5)
+        await first.let_go()
+        await asyncio.sleep(5)
+        assert written(tmp_path) == after
+
+    run(main())
+
+
 def test_a_folder_that_cannot_be_written_stops_no_save(tmp_path: Path) -> None:
     async def main() -> None:
         made, _ = engine(tmp_path / "root")
