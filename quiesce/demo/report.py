@@ -127,22 +127,26 @@ def totals(figures: Figures, rows: Mapping[str, Mapping[str, int]]) -> Table:
 
 
 def pauses(progress: Progress) -> Table:
-    """Seconds of each save by phase; `waited` is what rollouts waited. Then the middle and the most
+    """Milliseconds of each save by phase; `waited` is what rollouts waited. Then the middle and the most
     of each column."""
     saved = [snapshot for snapshot in progress.snapshots if snapshot.outcome == "saved"]
     steps = list(dict.fromkeys(step for snapshot in saved for step in snapshot.phases))
-    table = Table("snapshot", title=f"Pause of {len(saved)} snapshots, s")
+    table = Table("snapshot", title=f"Pause of {len(saved)} snapshots, ms")
     for name in (*steps, "waited"):
         table.add_column(name, justify="right")
     lines = [[*(one.phases.get(s, 0.0) for s in steps), one.pause_s] for one in saved]
     for one, seconds in zip(saved, lines, strict=True):
-        table.add_row(one.snapshot, *(f"{value:.3f}" for value in seconds))
+        table.add_row(one.snapshot.removeprefix("snapshot_"), *map(_milliseconds, seconds))
     if lines:
         columns = list(zip(*lines, strict=True))
         table.add_section()
-        table.add_row("p50", *(f"{statistics.median(column):.3f}" for column in columns))
-        table.add_row("max", *(f"{max(column):.3f}" for column in columns))
+        table.add_row("p50", *(_milliseconds(statistics.median(column)) for column in columns))
+        table.add_row("max", *(_milliseconds(max(column)) for column in columns))
     return table
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{seconds * 1000:.0f}"
 
 
 def start_up(progress: Progress) -> Table:
