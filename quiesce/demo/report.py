@@ -127,8 +127,8 @@ def totals(figures: Figures, rows: Mapping[str, Mapping[str, int]]) -> Table:
 
 
 def pauses(progress: Progress) -> Table:
-    """Milliseconds of each save by phase; `waited` is what rollouts waited. Then the middle and the most
-    of each column."""
+    """Milliseconds of each save by phase; `waited` is what rollouts waited. Then the middle and
+    the most of each column."""
     saved = [snapshot for snapshot in progress.snapshots if snapshot.outcome == "saved"]
     steps = list(dict.fromkeys(step for snapshot in saved for step in snapshot.phases))
     table = Table("snapshot", title=f"Pause of {len(saved)} snapshots, ms")
