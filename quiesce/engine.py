@@ -78,6 +78,7 @@ class Engine(SnapshotEngine):
     async def _attempt(self, then: Then = "resume") -> SaveOutcome:
         async with self._watch.watching():
             outcome = await super()._attempt(then)
+        self._failures.note(outcome)
         self._watch.ended(outcome)
         return outcome
 
@@ -101,7 +102,8 @@ class Engine(SnapshotEngine):
             return
         while True:
             await asyncio.sleep(interval_s)
-            self._failures.count(await self.save())
+            await self.save()
+            self._failures.check()
 
 
 def _check(config: object, store: object, barrier: object, sources: Mapping[str, object]) -> None:

@@ -35,22 +35,25 @@ class Failures:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self.ours = 0
-        self.theirs = 0
+        self._ours = self._theirs = 0
+        self._last = ""
 
-    def count(self, outcome: SaveOutcome) -> None:
-        """Raises TooManyFailures at the limit of our own; warns at every failure from there on
-        of others'."""
+    def note(self, outcome: SaveOutcome) -> None:
+        """One more attempt, whoever asked for it. Warns from the limit of others' failures on."""
         if isinstance(outcome, Saved):
-            self.ours = self.theirs = 0
+            self._ours = self._theirs = 0
         elif _is_ours(outcome):
-            self.ours += 1
+            self._ours += 1
+            self._last = _why(outcome)
         elif isinstance(outcome, Aborted):
-            self.theirs += 1
-            if self.theirs >= self._limit:
-                log.warning("%d attempts failed in a row: %s", self.theirs, outcome.cause)
-        if self.ours >= self._limit:
-            raise TooManyFailures(f"{self.ours} attempts failed in a row: {_why(outcome)}")
+            self._theirs += 1
+            if self._theirs >= self._limit:
+                log.warning("%d attempts failed in a row: %s", self._theirs, outcome.cause)
+
+    def check(self) -> None:
+        """Raises TooManyFailures at the limit of our own."""
+        if self._ours >= self._limit:
+            raise TooManyFailures(f"{self._ours} attempts failed in a row: {self._last}")
 
 
 def _is_ours(outcome: SaveOutcome) -> bool:

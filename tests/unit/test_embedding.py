@@ -170,10 +170,28 @@ def test_only_our_own_failures_count_and_a_snapshot_forgives(
     outcomes: list[SaveOutcome], raised: bool
 ) -> None:
     failures = Failures(limit=3)
-    for outcome in outcomes[:-1]:
-        failures.count(outcome)
+    for outcome in outcomes:
+        failures.check()
+        failures.note(outcome)
     with pytest.raises(TooManyFailures) if raised else nullcontext():
-        failures.count(outcomes[-1])
+        failures.check()
+
+
+def test_a_snapshot_of_the_trainers_own_forgives_too() -> None:
+    async def main() -> None:
+        engine, _, store = new()
+        full = OSError(28, "No space left on device")
+        async with engine.running():
+            await asyncio.sleep(1)  # between two attempts of the timer
+            for _ in range(4):
+                for _ in range(CONFIG.max_consecutive_failures - 1):
+                    store.faults.fail("seal", full)
+                    await asyncio.sleep(EVERY_S)
+                async with engine.exclusive("trainer_save") as outcomes:
+                    pass
+                assert isinstance(outcomes[0], Saved)
+
+    run(main())
 
 
 def test_a_root_without_room_is_raised_too() -> None:
