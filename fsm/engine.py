@@ -290,16 +290,15 @@ class SnapshotEngine:
         if drive.run.cancelled:
             await self._leave()
             raise asyncio.CancelledError
-        await self._opening.close()
         self._handed_over = True
+        await self._opening.close()
         return token
 
     async def _go_on(self, token: RestoreToken) -> Restored:
         token.check({one.name: one.format_version for one in self.participants})
         await self._opening.close()
         # Before anybody is told: a token that is used twice must not disturb its first user.
-        snapshot = await self.store.take_over(token.fence, token.snapshot)
-        self._opening.is_open, self._handed_over = True, False
+        snapshot = await self._opening.take_over(token.fence, token.snapshot)
         restoring = Restoring(self._setting, self._operation("restore"))
         restoring.go_on_from(token, snapshot)
         left = {"restore_timeout_s": token.left_s}

@@ -10,6 +10,7 @@ import pytest
 from fsm.engine import SnapshotEngine
 from fsm.outcome import InvariantError, RestoreFailed, Saved
 from fsm.participant import Elsewhere, Participant
+from fsm.storing import Fence, SavedSnapshot
 from fsm.strict import BadInput
 from fsm.token import RestoreToken
 from participants.memory import Fault, MemoryParticipant
@@ -230,6 +231,29 @@ def test_the_first_process_may_begin_anew_but_not_save() -> None:
         again = await servers.driver.restore(until="gym_restored")
         assert again.fence > token.fence
         await servers.actor.restore(again)
+        assert items(servers) == RESTORED
+
+    run(main())
+
+
+def test_taking_over_that_is_cancelled_does_not_lock_the_root() -> None:
+    """F6: the store's own work goes on when its caller is gone."""
+
+    class Slow(MemoryStore):
+        async def take_over(self, fence: Fence, snapshot: str | None) -> SavedSnapshot | None:
+            await asyncio.sleep(5)
+            return await super().take_over(fence, snapshot)
+
+    async def main() -> None:
+        servers, _ = await saved()
+        token = await servers.driver.restore(until="gym_restored")
+        parts = [servers.gym, servers.data_plane, servers.controller]
+        slow = SnapshotEngine(CONFIG, Slow(servers.disk), parts)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1):
+                await slow.restore(token)
+        await slow.close()
+        await servers.actor.restore(token)
         assert items(servers) == RESTORED
 
     run(main())
