@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from concurrent.futures import wait
 from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import Any, TypeVar, overload
 
@@ -22,6 +23,8 @@ from participants.data_plane import Barrier
 from quiesce.engine import Engine
 
 T = TypeVar("T")
+# Python looks at signals between waits: one that comes just before a wait is seen after it.
+SIGNALS_EVERY_S = 1.0
 
 
 @frozen
@@ -171,6 +174,8 @@ class BlockingEngine:
             raise ValueError("this engine is closed: make another one")
         future = asyncio.run_coroutine_threadsafe(self._counted(coroutine), self._loop)
         try:
+            while not wait({future}, timeout=SIGNALS_EVERY_S).done:
+                pass
             return future.result()
         except BaseException:
             future.cancel()
