@@ -105,7 +105,7 @@ def status_lines(status: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _inspected(snapshot: Path, manifest: Manifest) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    saved = Saved(snapshot.absolute().parent, manifest)
+    saved = Saved(manifest, snapshot.absolute().parent)
     for name in manifest.formats:
         part = saved.part(name)
         inspect = inspector(name, {entry.path for entry in part.files()})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from attrs import frozen
@@ -52,6 +53,33 @@ class Manifest:
     facts: dict[str, dict[str, Any]]
     files: tuple[FileEntry, ...]
     counts: dict[str, int]
+
+
+@frozen
+class Verified:
+    """What every `SavedSnapshot` (fsm/storing.py) says of itself, wherever its bytes are."""
+
+    manifest: Manifest
+
+    @property
+    def id(self) -> str:
+        return self.manifest.id
+
+    @property
+    def fence(self) -> Fence:
+        return self.manifest.fence
+
+    @property
+    def anchor(self) -> Anchor | None:
+        return self.manifest.anchor
+
+    @property
+    def facts(self) -> Mapping[str, Mapping[str, Any]]:
+        return self.manifest.facts
+
+    @property
+    def formats(self) -> Mapping[str, int]:
+        return self.manifest.formats
 
 
 def body_of(data: Any) -> Body:

@@ -6,19 +6,19 @@ import asyncio
 import hashlib
 import io
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from attrs import frozen
 
-from fsm.outcome import Anchor, SnapshotRejected
+from fsm.outcome import SnapshotRejected
 from fsm.storing import Fence, FileEntry, Publication
 from storage import names
 from storage.draft import Entries
 from storage.jsontext import line
-from storage.manifest import Manifest
+from storage.manifest import Verified
 from storage.memory_faults import Faults
 
 Files = dict[str, bytes]
@@ -101,31 +101,10 @@ class MemoryPart:
 
 
 @frozen
-class MemorySaved:
-    """A published snapshot that verified."""
+class MemorySaved(Verified):
+    """A published snapshot that verified, in memory."""
 
-    manifest: Manifest
     content: Files
-
-    @property
-    def id(self) -> str:
-        return self.manifest.id
-
-    @property
-    def fence(self) -> Fence:
-        return self.manifest.fence
-
-    @property
-    def anchor(self) -> Anchor | None:
-        return self.manifest.anchor
-
-    @property
-    def facts(self) -> Mapping[str, Mapping[str, Any]]:
-        return self.manifest.facts
-
-    @property
-    def formats(self) -> Mapping[str, int]:
-        return self.manifest.formats
 
     def part(self, folder: str) -> MemorySavedPart:
         return MemorySavedPart(self, folder)

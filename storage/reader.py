@@ -10,10 +10,9 @@ from typing import Any
 from attrs import frozen
 
 from fsm.outcome import Anchor, SnapshotRejected
-from fsm.storing import Fence
 from storage import durable, names
 from storage.fingerprint import difference, fingerprint
-from storage.manifest import LIMIT_BYTES, Manifest, decode
+from storage.manifest import LIMIT_BYTES, Manifest, Verified, decode
 from storage.part import SavedFolder, checked, reject
 
 
@@ -34,31 +33,10 @@ class Summary:
 
 
 @frozen
-class Saved:
-    """A published snapshot that verified."""
+class Saved(Verified):
+    """A published snapshot that verified, in a folder below `root`."""
 
     root: Path
-    manifest: Manifest
-
-    @property
-    def id(self) -> str:
-        return self.manifest.id
-
-    @property
-    def fence(self) -> Fence:
-        return self.manifest.fence
-
-    @property
-    def anchor(self) -> Anchor | None:
-        return self.manifest.anchor
-
-    @property
-    def facts(self) -> Mapping[str, Mapping[str, Any]]:
-        return self.manifest.facts
-
-    @property
-    def formats(self) -> Mapping[str, int]:
-        return self.manifest.formats
 
     def part(self, folder: str) -> SavedFolder:
         return SavedFolder(self.root, self.id, folder, self.manifest.files)

@@ -96,7 +96,7 @@ class FolderStore:
         if snapshot is None:
             return None
         folder = self.root / names.check_folder(snapshot)
-        return Saved(self.root, read_manifest(folder, self._key))
+        return Saved(read_manifest(folder, self._key), self.root)
 
     def _begin_after(self, sequence: int) -> None:
         # The root was fsynced after these names were there: they are durable.
@@ -223,7 +223,7 @@ class FolderStore:
         manifest = read_manifest(self.root / snapshot, self._key)
         check_fit(manifest, self._root.uuid, topology, formats)
         check_files(self.root / snapshot, manifest)
-        return Saved(self.root, manifest)
+        return Saved(manifest, self.root)
 
     def _quarantine(self, rejected: list[SnapshotRejected]) -> None:
         for error in rejected:
