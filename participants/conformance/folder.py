@@ -71,7 +71,7 @@ class FolderRules(Plugin):
             bench = await benches.start()
             snapshot = await self._snapshot(bench)
             before = _content(snapshot)
-            part = Saved(read_manifest(snapshot)).part(self._name, snapshot.parent)
+            part = Saved(read_manifest(snapshot), snapshot.parent).part(self._name)
             try:
                 said = type(bench.one).inspect(part)
                 json.dumps({key: said[key] for key in said if not key.startswith("_")})
