@@ -8,7 +8,6 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
-from uuid import uuid4
 
 import httpx
 from attrs import evolve
@@ -72,7 +71,7 @@ class AgentServer:
         if policy not in servers:
             raise ValueError(f"policy {policy!r} is not one of the servers: {', '.join(servers)}")
         self.name, self.mode, self.isolation = name, mode, isolation
-        self._loop, self._token, self._instance = loop, token, uuid4().hex
+        self._loop, self._token = loop, token
         self._neighbours = Neighbours(
             {name: httpx.URL(url) for name, url in servers.items()},
             _transports(servers, inner),
@@ -91,17 +90,7 @@ class AgentServer:
         self.app = ControlPlane(self._serve, self.gate, self.capabilities, token, extra)
 
     def capabilities(self) -> wire.Capabilities:
-        return wire.Capabilities(
-            schema_version=wire.SCHEMA_VERSION,
-            kind=self.kind,
-            name=self.name,
-            mode=self.mode,
-            isolation=self.isolation,
-            num_workers=1,
-            phase=self.gate.phase,
-            instance=self._instance,
-            live_runs=self.live_runs(),
-        )
+        return self.gate.capabilities(self.mode, self.isolation)
 
     # -- /run ----------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
+from uuid import uuid4
 
 from attrs import evolve, frozen
 
@@ -56,6 +57,7 @@ class Gate:
 
     def __init__(self, part: Part, root: Path, *, clock: Clock | None = None) -> None:
         self.part = part
+        self._instance = uuid4().hex  # a server that was started again is another one
         self.drain_mode: Literal["calls", "none"] = "calls"
         self.fence: Fence | None = None
         self.moved = False
@@ -92,6 +94,24 @@ class Gate:
     def holds_replies(self) -> bool:
         """No reply of a model call is handed on (drain="none": from close on; H5)."""
         return self.still or (self.closed and self.drain_mode == "none")
+
+    def capabilities(
+        self,
+        mode: Literal["export", "stateless", "restart_only"],
+        isolation: Literal["per_session", "shared"],
+    ) -> wire.Capabilities:
+        """What the server says of itself. One worker: its state is in this process."""
+        return wire.Capabilities(
+            schema_version=wire.SCHEMA_VERSION,
+            kind=self.part.kind,
+            name=self.part.name,
+            mode=mode,
+            isolation=isolation,
+            num_workers=1,
+            phase=self.phase,
+            instance=self._instance,
+            live_runs=self.part.live_runs(),
+        )
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Wait for a condition of this gate: it is looked at again whenever the gate changes."""

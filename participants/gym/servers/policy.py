@@ -8,7 +8,6 @@ import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import httpx
 from starlette.requests import Request
@@ -59,7 +58,7 @@ class PolicyServer:
         inner: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         self.name, self.policy_version = name, policy_version
-        self._sink, self._instance = sink, uuid4().hex
+        self._sink = sink
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=256)
         transport = inner or httpx.AsyncHTTPTransport(limits=limits, trust_env=False, retries=2)
         self._upstream = httpx.AsyncClient(base_url=upstream, transport=transport, timeout=None)
@@ -72,17 +71,7 @@ class PolicyServer:
         self.app = ControlPlane(self._serve, self.gate, self.capabilities, token, extra)
 
     def capabilities(self) -> wire.Capabilities:
-        return wire.Capabilities(
-            schema_version=wire.SCHEMA_VERSION,
-            kind=self.kind,
-            name=self.name,
-            mode="export",
-            isolation="per_session",
-            num_workers=1,
-            phase=self.gate.phase,
-            instance=self._instance,
-            live_runs=self.live_runs(),
-        )
+        return self.gate.capabilities("export", "per_session")
 
     async def aclose(self) -> None:
         """Close the connections to the upstream."""

@@ -11,7 +11,6 @@ import logging
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Literal
-from uuid import uuid4
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -59,7 +58,7 @@ class ResourceServer:
         if (self.mode == "export") != (codec is not None):
             raise ValueError(f"{name}: mode 'export' goes with a codec, and only with one")
         self.name, self.isolation, self._reads = name, isolation, frozenset(reads)
-        self._inner, self._codec, self._instance = app, codec, uuid4().hex
+        self._inner, self._codec = app, codec
         self._sessions: dict[str, Session] = {}
         self._staged: dict[str, Staged] = {}
         self._moving: dict[str, int] = {}  # handlers under way, by rollout ("" if unknown)
@@ -71,17 +70,7 @@ class ResourceServer:
         self.app = ControlPlane(self._serve, self.gate, self.capabilities, token, extra)
 
     def capabilities(self) -> wire.Capabilities:
-        return wire.Capabilities(
-            schema_version=wire.SCHEMA_VERSION,
-            kind=self.kind,
-            name=self.name,
-            mode=self.mode,
-            isolation=self.isolation,
-            num_workers=1,
-            phase=self.gate.phase,
-            instance=self._instance,
-            live_runs=self.live_runs(),
-        )
+        return self.gate.capabilities(self.mode, self.isolation)
 
     async def _serve(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "lifespan":
