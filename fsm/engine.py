@@ -18,7 +18,7 @@ from fsm.operation import Operation
 from fsm.outcome import Anchor, Restored, SaveOutcome, Skip, Skipped, SkipReason
 from fsm.participant import Participant, ranks
 from fsm.restore import HANDED_OVER, RESTORE, RESTORE_HANDING_OVER, RESTORE_TAKING_OVER
-from fsm.restore_steps import IfBad, IfNone, Restoring
+from fsm.restore_steps import Choices, IfBad, IfForeign, IfNone, Restoring
 from fsm.save import SAVE, SAVE_RELEASE_AT_CUT, SAVE_STAY_PAUSED, STAYING
 from fsm.save_steps import AnchorSource, Barrier, Saving, Setting
 from fsm.storing import Fence, Store
@@ -155,7 +155,12 @@ class SnapshotEngine:
 
     @overload
     async def restore(
-        self, *, if_none: IfNone = ..., if_bad: IfBad = ..., until: Until
+        self,
+        *,
+        if_none: IfNone = ...,
+        if_bad: IfBad = ...,
+        if_foreign: IfForeign = ...,
+        until: Until,
     ) -> RestoreToken: ...
     @overload
     async def restore(
@@ -164,6 +169,7 @@ class SnapshotEngine:
         *,
         if_none: IfNone = ...,
         if_bad: IfBad = ...,
+        if_foreign: IfForeign = ...,
         until: None = ...,
     ) -> Restored: ...
     async def restore(
@@ -172,12 +178,15 @@ class SnapshotEngine:
         *,
         if_none: IfNone = "raise",
         if_bad: IfBad = "raise",
+        if_foreign: IfForeign = "refuse",
         until: Until | None = None,
     ) -> Restored | RestoreToken:
         """Restore the newest snapshot that verifies.
 
         if_none: "start" activates with nothing restored. if_bad: "raise" refuses when the newest
         one does not verify, "older" quarantines it and takes the one before (R2).
+        if_foreign: "take_over" also fences servers with live runs of another root's job, and closes
+        those runs (H1).
         until: "gym_restored" stops where everything is staged and returns the token with which
         another engine goes on; this one renews meanwhile (R8). token: go on with such a restore.
         Raises SnapshotRejected; RestoreFailed when servers must be started afresh;
@@ -189,7 +198,7 @@ class SnapshotEngine:
             await self._make_way()
             if token is not None:
                 return await self._go_on(token)
-            return await self._restore(if_none, if_bad, until)
+            return await self._restore(Choices(if_none, if_bad, if_foreign), until)
 
     @property
     def handed_over(self) -> bool:
@@ -272,11 +281,9 @@ class SnapshotEngine:
 
     # -- restore -------------------------------------------------------------------------------
 
-    async def _restore(
-        self, if_none: IfNone, if_bad: IfBad, until: Until | None
-    ) -> Restored | RestoreToken:
+    async def _restore(self, choices: Choices, until: Until | None) -> Restored | RestoreToken:
         await self.open()
-        restoring = Restoring(self._setting, self._operation("restore"), if_none, if_bad)
+        restoring = Restoring(self._setting, self._operation("restore"), choices)
         table = RESTORE if until is None else RESTORE_HANDING_OVER
         drive = self._begin(table, restoring, restore_steps.BUDGETS)
         await self._go(drive, until)

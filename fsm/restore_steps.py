@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Literal
 
+from attrs import frozen
+
 from fsm.operation import Operation
 from fsm.outcome import Cause, SnapshotRejected
 from fsm.participant import Participant, Restore
@@ -18,6 +20,7 @@ from fsm.token import RestoreToken
 
 IfNone = Literal["start", "raise"]
 IfBad = Literal["raise", "older"]
+IfForeign = Literal["refuse", "take_over"]
 
 BUDGETS = {
     "discover": "restore_timeout_s",
@@ -32,6 +35,15 @@ BUDGETS = {
 }
 
 
+@frozen
+class Choices:
+    """What the caller of a restore allows (R2, H1); each is refused unless it says otherwise."""
+
+    if_none: IfNone = "raise"
+    if_bad: IfBad = "raise"
+    if_foreign: IfForeign = "refuse"
+
+
 class Restoring:
     """The steps of one restore."""
 
@@ -39,11 +51,10 @@ class Restoring:
         self,
         setting: Setting,
         operation: Operation,
-        if_none: IfNone = "raise",
-        if_bad: IfBad = "raise",
+        choices: Choices | None = None,
     ) -> None:
         self.setting, self.operation = setting, operation
-        self.if_none, self.if_bad = if_none, if_bad
+        self.choices = choices or Choices()
         self.snapshot: SavedSnapshot | None = None
         self.post: Callable[[str, Cause | None], None] = lambda *_: None
         self.let_go = asyncio.Event()
@@ -53,7 +64,8 @@ class Restoring:
         self.dropping = Release(operation, "rollback", self.view, config.resume_timeout_s)
 
     def view(self, participant: Participant) -> Restore:
-        return Restore(participant.name, self.operation, self.snapshot)
+        foreign = self.choices.if_foreign == "take_over"
+        return Restore(participant.name, self.operation, self.snapshot, foreign)
 
     def steps(self) -> Mapping[str, Callable[[], Awaitable[None]]]:
         return {
@@ -73,8 +85,8 @@ class Restoring:
         topology = await asyncio.gather(*(self._describe(one) for one in everyone))
         formats = {one.name: one.format_version for one in everyone}
         named = {one.name: facts for one, facts in zip(everyone, topology, strict=True)}
-        self.snapshot = await self.setting.store.newest(named, formats, if_bad=self.if_bad)
-        if self.snapshot is None and self.if_none == "raise":
+        self.snapshot = await self.setting.store.newest(named, formats, if_bad=self.choices.if_bad)
+        if self.snapshot is None and self.choices.if_none == "raise":
             raise SnapshotRejected("(none)", "the root", 'holds no snapshot; pass if_none="start"')
 
     async def fence(self) -> None:

@@ -15,7 +15,7 @@ from fsm.config import EngineConfig
 from fsm.engine import KeptAnchors, Then, Until
 from fsm.outcome import Restored, SaveOutcome
 from fsm.participant import Participant
-from fsm.restore_steps import IfBad, IfNone
+from fsm.restore_steps import IfBad, IfForeign, IfNone
 from fsm.save_steps import AnchorSource
 from fsm.storing import Store
 from fsm.token import RestoreToken
@@ -80,7 +80,12 @@ class BlockingEngine:
 
     @overload
     def restore(
-        self, *, if_none: IfNone = ..., if_bad: IfBad = ..., until: Until
+        self,
+        *,
+        if_none: IfNone = ...,
+        if_bad: IfBad = ...,
+        if_foreign: IfForeign = ...,
+        until: Until,
     ) -> RestoreToken: ...
     @overload
     def restore(
@@ -89,6 +94,7 @@ class BlockingEngine:
         *,
         if_none: IfNone = ...,
         if_bad: IfBad = ...,
+        if_foreign: IfForeign = ...,
         until: None = ...,
     ) -> Restored: ...
     def restore(
@@ -97,13 +103,16 @@ class BlockingEngine:
         *,
         if_none: IfNone = "raise",
         if_bad: IfBad = "raise",
+        if_foreign: IfForeign = "refuse",
         until: Until | None = None,
     ) -> Restored | RestoreToken:
         """As `Engine.restore`."""
         self._outside("restore")
         # Which of its overloads this is, it says itself.
         restore: Callable[..., Coroutine[Any, Any, Restored | RestoreToken]] = self._engine.restore
-        return self._call(restore(token, if_none=if_none, if_bad=if_bad, until=until))
+        return self._call(
+            restore(token, if_none=if_none, if_bad=if_bad, if_foreign=if_foreign, until=until)
+        )
 
     def status(self) -> dict[str, object]:
         """As `Engine.status`."""

@@ -11,7 +11,7 @@ from fsm.config import EngineConfig
 from fsm.engine import KeptAnchors, SnapshotEngine, Then, Until
 from fsm.outcome import Restored, SaveOutcome
 from fsm.participant import Participant
-from fsm.restore_steps import IfBad, IfNone
+from fsm.restore_steps import Choices
 from fsm.save_steps import AnchorSource
 from fsm.storing import Store
 from fsm.token import RestoreToken
@@ -82,11 +82,9 @@ class Engine(SnapshotEngine):
         self._watch.ended(outcome)
         return outcome
 
-    async def _restore(
-        self, if_none: IfNone, if_bad: IfBad, until: Until | None
-    ) -> Restored | RestoreToken:
+    async def _restore(self, choices: Choices, until: Until | None) -> Restored | RestoreToken:
         async with self._watch.watching():
-            restored = await super()._restore(if_none, if_bad, until)
+            restored = await super()._restore(choices, until)
         self._watch.ended(restored)
         return restored
 

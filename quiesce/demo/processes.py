@@ -43,6 +43,15 @@ class Group:
         codes = {name: process.poll() for name, process in self.processes.items()}
         return {name: code for name, code in codes.items() if code is not None}
 
+    def signal(self, name: str, number: signal.Signals) -> None:
+        self.processes[name].send_signal(number)
+
+    def kill_one(self, name: str) -> None:
+        """SIGKILL one process. It is forgotten, so that another may be started under its name."""
+        process = self.processes.pop(name)
+        process.kill()
+        process.wait(timeout=10)
+
     def kill(self) -> int:
         """SIGKILL everything that carries the mark, until nothing does. Returns how many."""
         killed: set[int] = set()

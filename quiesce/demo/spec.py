@@ -5,12 +5,17 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
-from attrs import frozen
+from attrs import field, frozen
 
 from fsm.strict import read, write
+from participants.gym.wire import Kind
 from quiesce.demo.frozenlake import turns_of
 from quiesce.demo.options import GENERATIONS, Options
+
+# The Gym servers: name, and kind.
+KINDS: dict[str, Kind] = {"policy": "policy", "agent": "agent", "tools": "resource"}
 
 
 @frozen
@@ -62,7 +67,8 @@ class Places:
 
 @frozen(kw_only=True)
 class Spec:
-    """ports: by name of process. life: 0 before the first kill. token: of the control routes."""
+    """ports: by name of process. life: 0 before the first kill. token: of the control routes.
+    engine: configuration that differs from the demo's."""
 
     options: Options
     folder: str
@@ -70,6 +76,7 @@ class Spec:
     token: str
     ports: dict[str, int]
     life: int = 0
+    engine: dict[str, Any] = field(factory=dict)
 
     @property
     def places(self) -> Places:

@@ -9,7 +9,7 @@ import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from quiesce.demo.options import Options
 from quiesce.demo.processes import Group, free_ports
 from quiesce.demo.progress import Progress
 from quiesce.demo.report import Display
-from quiesce.demo.spec import Places, Spec
+from quiesce.demo.spec import KINDS, Places, Spec
 from quiesce.watch import HISTORY, STATUS
 
 LOOK_EVERY_S = 0.1
@@ -43,10 +43,22 @@ class Ended:
 
 
 class Supervisor:
-    """One run of the demo, in `folder`, which is kept."""
+    """One run of the demo, in `folder`, which is kept.
 
-    def __init__(self, options: Options, folder: Path, display: Display) -> None:
-        self.options, self.display = options, display
+    engine: configuration that differs from the demo's. trainer: the module of its process. `run`
+    does it all; for other stories its parts start and stop processes one by one.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        folder: Path,
+        display: Display,
+        *,
+        engine: Mapping[str, Any] | None = None,
+        trainer: str = "quiesce.demo.trainer",
+    ) -> None:
+        self.options, self.display, self._trainer = options, display, trainer
         self.places = Places(folder)
         self.places.make()
         self._random = random.Random(options.seed)
@@ -58,12 +70,13 @@ class Supervisor:
             folder=str(folder),
             ray_folder=str(self._ray_folder),
             token=secrets.token_hex(16),
+            engine=dict(engine or {}),
             ports={"upstream": upstream, "policy": policy, "agent": agent, "tools": tools}
             | {"sink": sink},
         )
         self.spec.write(self.places.spec)
         self._lasting = Group(self.places.logs)  # the model: it stands for the vLLM fleet
-        self._mortal = Group(self.places.logs)
+        self.mortal = Group(self.places.logs)
         self._events = Follow(self.places.events)
         self._history = Follow(self.places.snapshots / HISTORY)
         self._deadline = time.monotonic() + options.deadline_s
@@ -72,58 +85,72 @@ class Supervisor:
     def run(self) -> Ended:
         """To the end. Raises DemoFailed; whatever happens, nothing that it started stays."""
         try:
-            self._start_model()
+            self.start_model()
             for life in range(self.options.crashes + 1):
                 self._live(life)
-            return self._audited()
+            return self.audited()
         finally:
-            self._mortal.kill()
-            self._lasting.kill()
-            shutil.rmtree(self._ray_folder, ignore_errors=True)
+            self.stop()
+
+    def stop(self) -> None:
+        """Kill everything that was started."""
+        self.mortal.kill()
+        self._lasting.kill()
+        shutil.rmtree(self._ray_folder, ignore_errors=True)
 
     # -- one life ------------------------------------------------------------------------------
 
     def _live(self, life: int) -> None:
         begun = time.monotonic()
-        self._follow()  # what the last life still wrote belongs to it
-        self._saved_at_start = self._saved()
-        self.spec = evolve(self.spec, life=life)
-        self.spec.write(self.places.spec)
-        self._start(life)
+        self.follow()  # what the last life still wrote belongs to it
+        self._saved_at_start = self.saved()
+        self.start(life)
         last = life == self.options.crashes
         if last:
-            self._until(lambda: "trainer" in self._mortal.exited(), "the rollouts to finish")
+            self.until(lambda: "trainer" in self.mortal.exited(), "the rollouts to finish")
             self._say("process", process="trainer", did="exited")
             return
-        self._until(lambda: self._ripe(life), f"the instant of kill {life + 1}")
+        self.until(lambda: self._ripe(life), f"the instant of kill {life + 1}")
         time.sleep(self._random.uniform(0.0, 1.2 * self.options.interval_s))
-        killed = self._mortal.kill()
+        killed = self.mortal.kill()
         self._say("process", process=f"everything ({killed} processes, SIGKILL)", did="killed")
         self._say("note", text=f"life {life + 1} lasted {time.monotonic() - begun:.1f} s")
         self._sabotage("restore")
 
-    def _start(self, life: int) -> None:
-        spec, places = self.spec, self.places
-        places.sink.unlink(missing_ok=True)
+    def start(self, life: int) -> None:
+        """Everything but the model, until the trainer has restored."""
         begun = time.monotonic()
-        url = {name: f"http://127.0.0.1:{port}" for name, port in spec.ports.items()}
-        self._server("resource", "tools", "--effects", str(places.effects), *self._tool_sabotage())
-        self._server("agent", "agent", "--policy", url["policy"], "--tools", url["tools"])
-        self._mortal.start("trainer", "quiesce.demo.trainer", str(places.spec), env=self._env)
-        self._until(places.sink.is_file, "the data plane")
-        sink = places.sink.read_text(encoding="utf-8")
-        self._server("policy", "policy", "--upstream", url["upstream"], "--sink", sink)
-        self._until(lambda: places.started(life).is_file(), "the restore")
+        self.start_trainer(life)
+        for name in ("tools", "agent", "policy"):
+            self.start_server(name)
+        self.until(lambda: self.places.started(life).is_file(), "the restore")
         self._say("process", process="everything", did="started", took_s=time.monotonic() - begun)
 
-    def _server(self, kind: str, name: str, *arguments: str) -> None:
+    def start_trainer(self, life: int) -> None:
+        """Until its data plane can be reached. It waits for the servers, then restores."""
+        self.spec = evolve(self.spec, life=life)
+        self.spec.write(self.places.spec)
+        self.places.sink.unlink(missing_ok=True)
+        self.mortal.start("trainer", self._trainer, str(self.places.spec), env=self._env)
+        self.until(self.places.sink.is_file, "the data plane")
+
+    def start_server(self, name: str) -> None:
+        """One Gym server, on its own port. The policy server needs the trainer's data plane."""
+        url = {name: f"http://127.0.0.1:{port}" for name, port in self.spec.ports.items()}
+        match name:
+            case "tools":
+                own = ("--effects", str(self.places.effects), *self._tool_sabotage())
+            case "agent":
+                own = ("--policy", url["policy"], "--tools", url["tools"])
+            case _:
+                sink = self.places.sink.read_text(encoding="utf-8")
+                own = ("--upstream", url["upstream"], "--sink", sink)
         port = str(self.spec.ports[name])
         common = ("--name", name, "--port", port, "--root", str(self.places.snapshots))
-        module = "quiesce.demo.servers"
         env = self._env | {"QUIESCE_TOKEN": self.spec.token}
-        self._mortal.start(name, module, kind, *common, *arguments, env=env)
+        self.mortal.start(name, "quiesce.demo.servers", KINDS[name], *common, *own, env=env)
 
-    def _start_model(self) -> None:
+    def start_model(self) -> None:
         begun = time.monotonic()
         port = str(self.spec.ports["upstream"])
         module, *arguments = ["quiesce.demo.llm", "--port", port]
@@ -132,28 +159,28 @@ class Supervisor:
             module = "quiesce.demo.scripted"
             arguments += ["--seed", str(options.seed), "--delay-s", str(options.delay_s)]
         self._lasting.start("model", module, *arguments, env=self._env)
-        self._until(lambda: _listens(self.spec.ports["upstream"]), "the model")
+        self.until(lambda: _listens(self.spec.ports["upstream"]), "the model")
         self._say("process", process="model", did="started", took_s=time.monotonic() - begun)
 
     def _ripe(self, life: int) -> bool:
         """A snapshot of this life is published, and its share of the turns is played."""
-        if self._saved() <= self._saved_at_start:
+        if self.saved() <= self._saved_at_start:
             return False
         played = {(one.rollout, one.turn) for one in read_effects(self.places.effects)}
         share = (life + 1) / (self.options.crashes + 1)
         return len(played) >= share * 0.85 * self.spec.turns
 
-    def _saved(self) -> int:
+    def saved(self) -> int:
         return sum(one.outcome == "saved" for one in self.display.progress.snapshots)
 
     # -- waiting and telling -------------------------------------------------------------------
 
-    def _until(self, reached: Callable[[], bool], what: str) -> None:
+    def until(self, reached: Callable[[], bool], what: str) -> None:
         """Follow the events until `reached()`. Raises DemoFailed when a process died or time ran
         out."""
         while not reached():
-            self._follow()
-            for group in (self._lasting, self._mortal):
+            self.follow()
+            for group in (self._lasting, self.mortal):
                 for name, code in group.exited().items():
                     if code != 0:
                         raise DemoFailed(f"{name} ended with code {code}:\n{group.tail(name)}")
@@ -163,9 +190,9 @@ class Supervisor:
                     f"the logs are in {self.places.logs}"
                 )
             time.sleep(LOOK_EVERY_S)
-        self._follow()
+        self.follow()
 
-    def _follow(self) -> None:
+    def follow(self) -> None:
         events = self._events.new()
         events += [_snapshot(line) for line in self._history.new() if line["outcome"] != "restored"]
         events += _running(self.places.effects, self.display.progress)
@@ -178,10 +205,10 @@ class Supervisor:
 
     # -- the end -------------------------------------------------------------------------------
 
-    def _audited(self) -> Ended:
+    def audited(self) -> Ended:
         self._sabotage("end")
         if not self.places.evidence.is_file():
-            raise DemoFailed(f"the trainer left no evidence:\n{self._mortal.tail('trainer')}")
+            raise DemoFailed(f"the trainer left no evidence:\n{self.mortal.tail('trainer')}")
         found = json.loads(self.places.evidence.read_text(encoding="utf-8"))
         evidence = Evidence(
             drawn=tuple(self.spec.rollouts),

@@ -13,7 +13,7 @@ import json
 import logging
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -35,11 +35,10 @@ from quiesce.demo import evidence, sabotage
 from quiesce.demo.anchors import BOOTSTRAP, Anchors
 from quiesce.demo.effects import read_effects
 from quiesce.demo.events import EventLog
-from quiesce.demo.options import GENERATIONS
+from quiesce.demo.options import GENERATIONS, Options
 from quiesce.demo.pumps import TrainPump
-from quiesce.demo.spec import Spec, write_whole
+from quiesce.demo.spec import KINDS, Spec, write_whole
 
-KINDS = {"policy": "policy", "agent": "agent", "tools": "resource"}
 UP_WITHIN_S = 120.0
 
 
@@ -54,9 +53,11 @@ class Plane:
 
 
 class Trainer:
-    """One life of the trainer."""
+    """One life of the trainer. others: participants besides its own three."""
 
-    def __init__(self, spec: Spec, plane: Plane, events: EventLog) -> None:
+    def __init__(
+        self, spec: Spec, plane: Plane, events: EventLog, others: Iterable[Participant] = ()
+    ) -> None:
         self.spec, self.plane, self.events = spec, plane.plane, events
         self.barrier = AsyncBarrier()
         self.anchors = Anchors(spec.places.anchors)
@@ -78,15 +79,9 @@ class Trainer:
             self.rl, concurrency=spec.options.concurrency, max_open_groups=ahead
         )
         self.engine = Engine(
-            Config(
-                snapshot_attempt_interval_s=spec.options.interval_s,
-                prepare_timeout_s=60.0,
-                drain=spec.options.drains,
-                lease_s=30.0,
-                renew_every_s=5.0,
-            ),
+            Config.from_mapping(_config(spec.options) | spec.engine),
             FolderStore(spec.places.snapshots),
-            [Gym([plane.actor]), plane.participant, Controller(self.rl)],
+            [Gym([plane.actor]), plane.participant, Controller(self.rl), *others],
             barrier=self.barrier,
             anchor=lambda: None if self.rl.committing else self.train.anchor,
         )
@@ -188,9 +183,19 @@ class Trainer:
 SHOWN = {"sealed": "finished", "claimed": "finished", "trained": "trained", "dropped": "dropped"}
 
 
+def _config(options: Options) -> dict[str, Any]:
+    return {
+        "snapshot_attempt_interval_s": options.interval_s,
+        "prepare_timeout_s": 60.0,
+        "drain": options.drains,
+        "lease_s": 30.0,
+        "renew_every_s": 5.0,
+    }
+
+
 def _servers(spec: Spec) -> list[GymServer]:
     return [
-        GymServer(kind, name, f"http://127.0.0.1:{spec.ports[name]}")  # type: ignore[arg-type]
+        GymServer(kind, name, f"http://127.0.0.1:{spec.ports[name]}")
         for name, kind in KINDS.items()
     ]
 
@@ -234,7 +239,7 @@ async def memory(spec: Spec) -> AsyncIterator[Plane]:
         )
 
 
-async def main(path: Path) -> None:
+async def main(path: Path, others: Iterable[Participant] = ()) -> None:
     spec = Spec.load(path)
     places = spec.places
     events = EventLog(places.events)
@@ -249,7 +254,7 @@ async def main(path: Path) -> None:
         )
         write_whole(places.sink, plane.sink)
         await _servers_up(plane.actor)
-        await Trainer(spec, plane, events).live()
+        await Trainer(spec, plane, events, others).live()
 
 
 async def _servers_up(actor: Any) -> None:
@@ -267,7 +272,11 @@ async def _servers_up(actor: Any) -> None:
             await asyncio.sleep(0.2)
 
 
-if __name__ == "__main__":
+def log_to_stderr() -> None:
     logging.basicConfig(level="INFO", format="%(asctime)s %(name)s %(levelname)s %(message)s")
     logging.getLogger("httpx").setLevel("WARNING")
+
+
+if __name__ == "__main__":
+    log_to_stderr()
     asyncio.run(main(Path(sys.argv[1])))

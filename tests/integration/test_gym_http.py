@@ -21,7 +21,7 @@ from starlette.routing import Route
 
 from fsm.config import EngineConfig
 from fsm.engine import SnapshotEngine
-from fsm.outcome import Aborted, Refused, Saved
+from fsm.outcome import Aborted, Refused, RestoreFailed, Saved
 from fsm.participant import Attempt, Facts, Participant, Restore
 from participants.gym import wire
 from participants.gym.actor import NemoGymActor
@@ -372,5 +372,38 @@ def test_servers_that_lived_on_close_the_old_runs(tmp_path: Path) -> None:
             reply = await world.start("p7_g2", 1, expect="continuation", expect_call="call-2")
             assert reply.result == expected("p7_g2")
             assert (reply.turns, reply.replayed) == (3, 2)
+
+    run(main)
+
+
+def test_servers_with_runs_of_another_job_are_taken_over_only_on_purpose(tmp_path: Path) -> None:
+    """H1: another root's uuid; a wrong address must not end somebody else's rollouts."""
+
+    async def main() -> None:
+        world = World(tmp_path / "root", MemoryDataPlane())
+        async with world.up():
+            runs = await world.until_all_wait()
+            assert isinstance(await world.engine.save(), Saved)
+            await asyncio.gather(*runs)
+            world.counter.slow = "p5_g0"
+            theirs = world.start("p5_g0")
+            await world.counter.waits.wait()
+            await world.stop_trainer()
+
+            world.root = tmp_path / "another"
+            world.start_trainer()
+            with pytest.raises(RestoreFailed, match="foreign_root"):
+                await world.engine.restore(if_none="start")
+            assert not world.agent.gate.closed
+            assert world.agent.live_runs() == 1
+
+            restoring = asyncio.create_task(
+                world.engine.restore(if_none="start", if_foreign="take_over")
+            )
+            await until(lambda: world.agent.gate.closed)
+            world.counter.go_on.set()
+            await restoring
+            assert world.agent.live_runs() == 0
+            assert isinstance((await asyncio.gather(theirs, return_exceptions=True))[0], Refused)
 
     run(main)
