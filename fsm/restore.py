@@ -8,22 +8,10 @@ from __future__ import annotations
 
 from attrs import evolve
 
-from fsm.save import CANCELLED, FAILED, HOLD_LOST, LATE, OK
-from fsm.table import PARKED, RUN, STAY, Rules, State, Table
+from fsm.save import ABORT, CANCELLED, FAILED, HOLD_LOST, LATE, OK, SHIELDED, end, line
+from fsm.table import PARKED, RUN, Rules, State, Table
 
 EVENTS = (OK, FAILED, LATE, HOLD_LOST, CANCELLED)
-
-_ABORT = {FAILED: "aborting", LATE: "aborting", HOLD_LOST: "aborting", CANCELLED: "aborting"}
-_SHIELDED = {HOLD_LOST: STAY, CANCELLED: STAY}
-_OVER = dict.fromkeys(EVENTS, STAY)
-
-
-def _line(name: str, rollouts: str, step: str, **moves: str) -> State:
-    return State(name, moves, step, rollouts)
-
-
-def _end(name: str) -> State:
-    return State(name, _OVER, terminal=True)
 
 
 RULES = Rules(
@@ -50,19 +38,19 @@ HANDED_OVER = "gym_restored"  # where a restore may change its process (R8)
 
 # fmt: off
 RESTORE = Table("restore", "idle", EVENTS, (
-    #     state                rollouts  step               ok                       else
-    _line("idle",              RUN,      "discover",        ok="discovered",         **_ABORT),
-    _line("discovered",        RUN,      "fence",           ok="paused",             **_ABORT),
-    _line("paused",            PARKED,   "load_data_plane", ok="data_plane_loaded",  **_ABORT),
-    _line("data_plane_loaded", PARKED,   "restore_gym",     ok="gym_restored",       **_ABORT),
-    _line("gym_restored",      PARKED,   "load_controller", ok="controller_loaded",  **_ABORT),
-    _line("controller_loaded", PARKED,   "resume",          ok="resumed",
-                                         failed="failed",   late="failed",           **_SHIELDED),
-    _line("aborting",          PARKED,   "rollback",        ok="aborted",
-                                         failed="failed",   late="failed",           **_SHIELDED),
-    _end("resumed"),
-    _end("aborted"),
-    _end("failed"),
+    #    state                rollouts  step               ok                       else
+    line("idle",              RUN,      "discover",        ok="discovered",         **ABORT),
+    line("discovered",        RUN,      "fence",           ok="paused",             **ABORT),
+    line("paused",            PARKED,   "load_data_plane", ok="data_plane_loaded",  **ABORT),
+    line("data_plane_loaded", PARKED,   "restore_gym",     ok="gym_restored",       **ABORT),
+    line("gym_restored",      PARKED,   "load_controller", ok="controller_loaded",  **ABORT),
+    line("controller_loaded", PARKED,   "resume",          ok="resumed",
+                                        failed="failed",   late="failed",           **SHIELDED),
+    line("aborting",          PARKED,   "rollback",        ok="aborted",
+                                        failed="failed",   late="failed",           **SHIELDED),
+    end("resumed", EVENTS),
+    end("aborted", EVENTS),
+    end("failed", EVENTS),
 ), STEPS, RULES)
 # fmt: on
 
@@ -77,17 +65,22 @@ def handing_over(restore: Table) -> Table:
     order = list(restore.states)
     before = restore.lines[: order.index(HANDED_OVER)]
     handing = State(HANDED_OVER, dict.fromkeys(EVENTS, "handed_over"), "hand_over", PARKED)
-    over = State("handed_over", _OVER, rollouts=PARKED, terminal=True)
+    over = end("handed_over", EVENTS, PARKED)
     lines = (*before, handing, restore.states["aborting"], over)
     rules = evolve(restore.rules, no_return=HANDED_OVER)
     name = "restore_handing_over"
-    return evolve(restore, name=name, lines=(*lines, _end("aborted"), _end("failed")), rules=rules)
+    return evolve(
+        restore,
+        name=name,
+        lines=(*lines, end("aborted", EVENTS), end("failed", EVENTS)),
+        rules=rules,
+    )
 
 
 def taking_over(restore: Table) -> Table:
     """RESTORE from `gym_restored` on, in the process that has the token (R8)."""
     order = list(restore.states)
-    taken = State("handed_over", {OK: HANDED_OVER, **_ABORT}, "take_over", PARKED)
+    taken = State("handed_over", {OK: HANDED_OVER, **ABORT}, "take_over", PARKED)
     lines = (taken, *restore.lines[order.index(HANDED_OVER) :])
     return evolve(restore, name="restore_taking_over", initial="handed_over", lines=lines)
 

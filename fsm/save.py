@@ -14,20 +14,22 @@ OK, FAILED, LATE, HOLD_LOST = "ok", "failed", "late", "hold_lost"
 CANCELLED, CLAIMED = "cancelled", "claimed"
 EVENTS = (OK, FAILED, LATE, HOLD_LOST, CANCELLED, CLAIMED)
 
-_ABORT = {FAILED: "aborting", LATE: "aborting", HOLD_LOST: "aborting", CANCELLED: "aborting"}
+# Cells that many lines share, here and in RESTORE.
+ABORT = {FAILED: "aborting", LATE: "aborting", HOLD_LOST: "aborting", CANCELLED: "aborting"}
 # After the cut the parts describe one instant: a hold that ends can no longer spoil them (S4).
-_CUT = _ABORT | {HOLD_LOST: STAY}
+_CUT = ABORT | {HOLD_LOST: STAY}
 # From the rename on nothing outside may stop the attempt (S2, S6): these are remembered.
-_SHIELDED = {HOLD_LOST: STAY, CANCELLED: STAY}
-_OVER = dict.fromkeys(EVENTS, STAY)
+SHIELDED = {HOLD_LOST: STAY, CANCELLED: STAY}
 
 
-def _line(name: str, rollouts: str, step: str, **moves: str) -> State:
+def line(name: str, rollouts: str, step: str, **moves: str) -> State:
+    """A line as it reads: what the rollouts do, the step that runs, where each event leads."""
     return State(name, moves, step, rollouts)
 
 
-def _end(name: str) -> State:
-    return State(name, _OVER, terminal=True)
+def end(name: str, events: tuple[str, ...] = EVENTS, rollouts: str = RUN) -> State:
+    """A terminal state: every event that still comes is expected, and nothing follows from it."""
+    return State(name, dict.fromkeys(events, STAY), rollouts=rollouts, terminal=True)
 
 
 RULES = Rules(
@@ -43,26 +45,26 @@ STEPS = frozenset(
 
 # fmt: off
 SAVE = Table("save", "idle", EVENTS, (
-    #     state            rollouts  step        ok                      else
-    _line("idle",          RUN,      "pause",    ok="paused",            **_ABORT),
-    _line("paused",        RUN,      "prepare",  ok="draining",          **_ABORT),
-    _line("draining",      PARKING,  "drain",    ok="drained",           **_ABORT),
-    _line("drained",       PARKED,   "commit",   ok="gym_committed",     **_ABORT),
-    _line("gym_committed", PARKED,   "cut",      ok="rl_cut",            **_ABORT),
-    _line("rl_cut",        PARKED,   "seal",     ok="sealed",            **_CUT),
+    #    state            rollouts  step        ok                      else
+    line("idle",          RUN,      "pause",    ok="paused",            **ABORT),
+    line("paused",        RUN,      "prepare",  ok="draining",          **ABORT),
+    line("draining",      PARKING,  "drain",    ok="drained",           **ABORT),
+    line("drained",       PARKED,   "commit",   ok="gym_committed",     **ABORT),
+    line("gym_committed", PARKED,   "cut",      ok="rl_cut",            **ABORT),
+    line("rl_cut",        PARKED,   "seal",     ok="sealed",            **_CUT),
     # S2: no `failed` here. Only winning the claim says "not published"; late says "unknown".
-    _line("sealed",        PARKED,   "publish",  ok="published",         claimed="aborting",
-                                                 late="unresolved",      **_SHIELDED),
-    _line("published",     PARKED,   "resume",   ok="resumed",           failed="release_pending",
-                                                 late="release_pending", **_SHIELDED),
-    _line("unresolved",    PARKED,   "resume",   ok="publish_unresolved",
-          failed="publish_unresolved",           late="publish_unresolved", **_SHIELDED),
-    _line("aborting",      PARKED,   "abort",    ok="aborted",           failed="aborted",
-                                                 late="aborted",         **_SHIELDED),
-    _end("resumed"),
-    _end("release_pending"),
-    _end("publish_unresolved"),
-    _end("aborted"),
+    line("sealed",        PARKED,   "publish",  ok="published",         claimed="aborting",
+                                                late="unresolved",      **SHIELDED),
+    line("published",     PARKED,   "resume",   ok="resumed",           failed="release_pending",
+                                                late="release_pending", **SHIELDED),
+    line("unresolved",    PARKED,   "resume",   ok="publish_unresolved",
+         failed="publish_unresolved",           late="publish_unresolved", **SHIELDED),
+    line("aborting",      PARKED,   "abort",    ok="aborted",           failed="aborted",
+                                                late="aborted",         **SHIELDED),
+    end("resumed"),
+    end("release_pending"),
+    end("publish_unresolved"),
+    end("aborted"),
 ), STEPS, RULES)
 # fmt: on
 
@@ -80,26 +82,26 @@ def release_at_cut(save: Table) -> Table:
         "rl_cut": evolve(
             lines["rl_cut"],
             step="resume",
-            moves={OK: "released", FAILED: "released", LATE: "released", **_SHIELDED},
+            moves={OK: "released", FAILED: "released", LATE: "released", **SHIELDED},
         ),
         "released": State("released", {OK: "sealed", **discard}, "seal"),
         "sealed": evolve(
             lines["sealed"],
             rollouts=RUN,
-            moves={OK: "published", CLAIMED: "discarding", LATE: "publish_unresolved", **_SHIELDED},
+            moves={OK: "published", CLAIMED: "discarding", LATE: "publish_unresolved", **SHIELDED},
         ),
         "discarding": State(
             "discarding",
-            {OK: "discarded", FAILED: "discarded", LATE: "discarded", **_SHIELDED},
+            {OK: "discarded", FAILED: "discarded", LATE: "discarded", **SHIELDED},
             "discard",
         ),
         "aborting": lines["aborting"],
-        "published": _end("published"),
-        "publish_unresolved": _end("publish_unresolved"),
-        "discarded": _end("discarded"),
-        "aborted": _end("aborted"),
+        "published": end("published"),
+        "publish_unresolved": end("publish_unresolved"),
+        "discarded": end("discarded"),
+        "aborted": end("aborted"),
     }
-    kept = [line for line in save.lines if line.name not in moved][:5]
+    kept = [one for one in save.lines if one.name not in moved][:5]
     # Past the cut a failure discards instead of aborting: rollouts run already.
     rules = evolve(save.rules, no_return="rl_cut")
     return evolve(save, name="save_release_at_cut", lines=(*kept, *moved.values()), rules=rules)
@@ -122,10 +124,10 @@ def stay_paused(save: Table) -> Table:
     go_on = dict.fromkeys((OK, FAILED, LATE, HOLD_LOST), "published")
     staying = State(STAYING, {**go_on, CANCELLED: "left_paused"}, "stay", PARKED)
     lines: list[State] = []
-    for line in save.lines:
+    for one in save.lines:
         both = (evolve(sealed, moves={**sealed.moves, OK: STAYING}), staying)
-        lines += both if line is sealed else (line,)
-    left_paused = State("left_paused", _OVER, rollouts=PARKED, terminal=True)
+        lines += both if one is sealed else (one,)
+    left_paused = end("left_paused", rollouts=PARKED)
     return evolve(save, name="save_stay_paused", lines=(*lines, left_paused))
 
 
