@@ -210,8 +210,13 @@ def test_ctrl_c_during_a_save_releases_everyone() -> None:
 
     one, store = Straggler("sandboxes"), MemoryStore()
     made = BlockingEngine(Config(), store, [one])
-    with pytest.raises(KeyboardInterrupt), closing(made):
-        made.save()
+    # A shell that starts this in the background has SIGINT ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt), closing(made):
+            made.save()
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert not one.is_held
     assert store.disk.snapshots == {}
 
