@@ -66,6 +66,7 @@ class Drive:
         steps = Steps(performing.steps(), self._judge, self._deadline, left_behind, UNSTOPPABLE)
         self.run = Run(table, steps, self.operation.trace)
         performing.post = self.run.post
+        performing.renewal.left_behind = left_behind
 
     async def go(self, until: str | None = None) -> None:
         """To the end of the table, or until a state is entered; `go` again goes on from there."""

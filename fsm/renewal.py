@@ -9,12 +9,16 @@ from fsm.operation import HoldLost, HookFailed, Operation, together
 from fsm.outcome import AbortReason, Cause, Unavailable
 from fsm.participant import Attempt, Participant, Restore
 
+# `release_timeout_s` has this much beside its rounds: a longer wait would cost one of them (S6).
+STOP_GRACE_S = 1.0
+
 
 class Renewal:
     """Calls `renew` on everyone who confirmed a hold, every `every_s` seconds.
 
     A refusal means that a hold ended or something moved: `lost` is called at once. A server that
     does not answer may be slow: it is lost when its lease could have ended.
+    left_behind: told of a round that did not end in time.
     """
 
     def __init__(
@@ -26,17 +30,26 @@ class Renewal:
     ) -> None:
         self._operation, self._view = operation, view
         self._every_s, self._lost = every_s, lost
+        self.left_behind: Callable[[str, asyncio.Task[None]], None] = lambda *_: None
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         self._task = asyncio.ensure_future(self._loop())
 
     async def stop(self) -> None:
-        """Ends before a release is sent, so that no renewal re-arms a lease that was let go."""
+        """Ends before a release is sent, so that no renewal re-arms a lease that was let go.
+
+        A hook that swallows its cancellation does not keep the others held: it is left behind, and
+        a server refuses what it still sends for a hold that has ended (H1)."""
         task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.wait({task})
+        if task is None:
+            return
+        task.cancel()
+        try:
+            await asyncio.wait({task}, timeout=STOP_GRACE_S)
+        finally:
+            if not task.done():
+                self.left_behind("renew", task)
 
     async def check(self) -> None:
         """One round now. Raises `HoldLost` if any hold no longer stands."""
