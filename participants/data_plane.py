@@ -178,11 +178,17 @@ class DataPlanePart(Participant):
 
     async def restore(self, restore: Restore) -> Facts:
         """Only into an empty plane: rows of another time would be mixed in."""
-        if present := await self._list():
+        held = await self._list()
+        strays = [*held.capture, *held.half_born.get(CAPTURE, ())]
+        if present := len(held) - len(strays):
             raise Refused(
-                "not_empty",
-                f"the data plane holds {len(present)} rows of another time; start it anew",
+                "not_empty", f"the data plane holds {present} rows of another time; start it anew"
             )
+        if strays:
+            # Policy servers that lived on put rows of their old runs into a plane that is new.
+            # Gym is fenced by now: there will be no more, and those runs are over (R4).
+            _log.info("clearing %d token-capture rows of runs that end here", len(strays))
+            await self._clear(CAPTURE, strays)
         self._loading = restore.fence
         await self._load(restore)
         held = await self._list()

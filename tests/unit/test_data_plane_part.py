@@ -146,23 +146,46 @@ def test_a_row_that_comes_during_the_cut_ends_the_attempt() -> None:
     run(main)
 
 
+async def put_old(plane: MemoryDataPlane, partition: str, left: str) -> None:
+    if left == "half_born":
+        plane.lose_next_tag()
+        with pytest.raises(OSError, match="died"):
+            await plane.put_rows(partition, {"old": ROW}, {})
+    else:
+        await plane.put_rows(partition, {"old": ROW}, {})
+
+
 @pytest.mark.parametrize("left", ["committed", "half_born"])
-def test_a_plane_that_is_not_empty_is_refused_and_left_alone(left: str) -> None:
+def test_a_plane_that_holds_training_rows_is_refused_and_left_alone(left: str) -> None:
     async def main(store: MemoryStore, plane: MemoryDataPlane) -> None:
         await fill(plane)
         await save(store, DataPlanePart(plane), GYM)
         other = DataPlanePart(MemoryDataPlane())
-        if left == "half_born":
-            other.plane.lose_next_tag()
-            with pytest.raises(OSError, match="died"):
-                await other.plane.put("old", ROW)
-        else:
-            await other.plane.put("old", ROW)
+        await put_old(other.plane, TRAIN, left)
+        await other.plane.put("p0_g0/call-9", ROW)
         restore, _ = await newest(store, other)
         with pytest.raises(Refused, match="not_empty: the data plane holds 1 rows"):
             await other.restore(restore)
         await other.rollback(restore)
-        assert len([*await other.plane.keys(CAPTURE), *await other.plane.half_born(CAPTURE)]) == 1
+        assert len([*await other.plane.keys(TRAIN), *await other.plane.half_born(TRAIN)]) == 1
+        assert list(await other.plane.keys(CAPTURE)) == ["p0_g0/call-9"]
+
+    run(main)
+
+
+@pytest.mark.parametrize("left", ["committed", "half_born"])
+def test_capture_rows_of_policy_servers_that_lived_on_make_way(left: str) -> None:
+    """R4: their runs end with this restore, and Gym is fenced when it loads."""
+
+    async def main(store: MemoryStore, plane: MemoryDataPlane) -> None:
+        await fill(plane)
+        await save(store, DataPlanePart(plane), GYM)
+        other = DataPlanePart(MemoryDataPlane())
+        await put_old(other.plane, CAPTURE, left)
+        restore, _ = await newest(store, other)
+        await other.restore(restore)
+        assert await everything(other.plane) == await everything(plane)
+        assert await other.plane.half_born(CAPTURE) == []
 
     run(main)
 
