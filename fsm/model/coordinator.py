@@ -54,13 +54,18 @@ class Coordinator:
 
     # -- events and actions --------------------------------------------------------------------
 
+    def fire(self, state: str, event: str) -> Row | None:
+        row = self._rows.get((state, event))
+        if row is not None:
+            self.fired.add(row)
+        return row
+
     def event(self, world: World, event: str, why: str) -> Move:
         """Fire the row for `event`: what a story says of it, and the world after it."""
-        row = self._rows.get((world.state, event))
+        row = self.fire(world.state, event)
         if row is None:
             wrong = f"{self.name} has no row for {event!r} in {world.state!r}"
             return why, world._replace(broken=wrong)
-        self.fired.add(row)
         world = rules.remember(world, self.steps[world.state], event)
         if row.target == row.source:
             if event in (OK, FAILED, LATE):
@@ -72,19 +77,18 @@ class Coordinator:
         """Begin the step of the new state; after the last one, say what came of it."""
         if world.state not in self.terminal:
             return self.enter(world)
-        broken = world.broken or self._wrong_end(world) or self._late_events(world)
+        broken = world.broken or self._wrong_end(world) or self.late_events(world.state)
         return over(world)._replace(broken=broken)
 
     def _wrong_end(self, world: World) -> str:
         return rules.end(world, restoring=self.restoring, faultless=world.faults == self._faults)
 
-    def _late_events(self, world: World) -> str:
+    def late_events(self, end: str) -> str:
         """Whatever comes after the end changes nothing."""
         for event in self.table.events:
-            row = self._rows.get((world.state, event))
+            row = self.fire(end, event)
             if row is None or row.target != row.source:
-                return f"{event!r} after the end changes {world.state!r}"
-            self.fired.add(row)
+                return f"{event!r} after the end changes {end!r}"
         return ""
 
     def _leave(self, world: World, row: Row) -> World:
@@ -96,7 +100,7 @@ class Coordinator:
         return world._replace(
             state=row.target,
             done=0,
-            servers=tuple(_left(one) for one in world.servers),
+            servers=tuple(left(one) for one in world.servers),
             barrier=False,
             renaming=world.renaming or behind,
             stale=OK if in_inbox and Guard.EPOCH not in self._guards else world.stale,
@@ -172,7 +176,7 @@ class Coordinator:
         return rules.publishing(world)._replace(folder=PUBLISHED)
 
 
-def _left(one: Server) -> Server:
+def left(one: Server) -> Server:
     """A hold check changes nothing on a server, so one that is left behind need not be followed."""
     box = tuple(message for message in one.box if message != "check")
     return one._replace(reply="", box=box)

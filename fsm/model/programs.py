@@ -51,6 +51,9 @@ RESTORE_PROGRAMS: Programs = {
     ),
     "load_data_plane": ("load rows",),
     "restore_gym": ("stage callees", "stage callers"),
+    # R8: the first process only renews, until it is told to stop.
+    "hand_over": ("wait",),
+    "take_over": ("start renewal", "take over", "check everyone"),
     # R1: the check is the last moment at which a lapsed lease may still roll back.
     "load_controller": ("load controller", "check everyone", "record"),
     "resume": ("stop renewal", "activate callees", "activate callers", "open dispatch"),

@@ -71,8 +71,12 @@ class Protocol:
     @property
     def rows_fired(self) -> set[tuple[str, Row]]:
         """Table and row, of both tables, that fired while the worlds were walked."""
-        own = {(self.name, row) for row in self._coordinator.fired}
+        own = {(self._coordinator.name, row) for row in self._coordinator.fired}
         return own | {(HOLD.name, row) for row in self._hold_fired}
+
+    @property
+    def initial(self) -> str:
+        return self._coordinator.table.initial
 
     # -- what the explorer asks ----------------------------------------------------------------
 
@@ -80,15 +84,18 @@ class Protocol:
         restoring = self._coordinator.restoring
         servers = tuple(Server(callee=name.startswith("policy")) for name in self._names)
         folder = "" if restoring else UNPUBLISHED
-        initial = self._coordinator.table.initial
-        world = World(initial, servers, folder, self.faults, dispatch=not restoring)
+        world = World(self.initial, servers, folder, self.faults, dispatch=not restoring)
+        return self.entered(world)
+
+    def entered(self, world: World) -> World:
+        """The step of the world's state has begun."""
         return self._coordinator.enter(world)
 
     def canonical(self, world: World) -> World:
         """Servers of one rank are alike: worlds that differ in their order are one world. What no
         move and no rule asks about any more is forgotten."""
         servers = world.servers
-        if rules.WENT_WRONG in world.facts:
+        if rules.WENT_WRONG in world.facts and not world.token:  # a token may be used again
             servers = tuple(one._replace(part=False, still=False) for one in servers)
         ordered = tuple(sorted(servers))
         return world if ordered == world.servers else world._replace(servers=ordered)
@@ -111,12 +118,16 @@ class Protocol:
                 yield followed, after._replace(servers=(one,))
 
     def _moves(self, world: World) -> Iterator[Move]:
-        for number, one in enumerate(world.servers):
-            if number == 0 or world.servers[number - 1] != one:
-                yield from self._server_moves(world, number)
+        yield from self.surroundings(world)
         if world.state != OVER:
             yield from self._step_moves(world)
             yield from self._outside_moves(world)
+
+    def surroundings(self, world: World) -> Iterator[Move]:
+        """What goes on by itself, whether there is a controller or not."""
+        for number, one in enumerate(world.servers):
+            if number == 0 or world.servers[number - 1] != one:
+                yield from self._server_moves(world, number)
         if world.renaming:
             yield (
                 "the rename that was left behind ends",
@@ -157,6 +168,8 @@ class Protocol:
     def _kept(self, world: World, one: Server) -> bool:
         """A lease that ends while its controller renews or releases is a fault; later it is how
         a server helps itself (H3)."""
+        if world.first == ON and one.fence == OURS:
+            return True  # by the first process, until it is over itself (R8)
         if world.state == OVER or one.fence != OURS:
             return False
         return world.renewal == ON or (self._coordinator.releasing(world) and not world.hurt)

@@ -9,10 +9,13 @@ from fsm.model.programs import BEFORE_ACTIVATION, BEFORE_PUBLISH, RELEASES, RELE
 from fsm.model.server import NEWER, OURS, TAKE, Server
 from fsm.model.world import OVER, PUBLISHED, SEALED, TRASH, World
 from fsm.save import CANCELLED, CLAIMED, FAILED, HOLD_LOST, LATE, OK
+from fsm.table import Row
 
 # Facts that are no actions.
 ONE_INSTANT, WENT_WRONG, UNKNOWN = "one instant", "went wrong", "outcome unknown"
 STOPPED = "stopped while everyone stayed paused"  # S11
+OUT_OF_HAND = "handed_over"  # how the first process of a restore ends (R8)
+RECORD = "record"
 RAN_ON = "rollouts ran on before it went wrong"  # release_at="cut" (S10)
 RELEASE_SENT = frozenset({"resume callers", "activate callers", "rollback callers"})
 _PARKING = (hold.CLOSING, hold.FENCING)
@@ -44,7 +47,8 @@ def _sending(world: World) -> str:
     for one in world.servers:
         if not one.told and ((one.closed and one.fence == OURS) or set(one.box) - {TAKE}):
             return "S6: a message went to a server that does not count as told"
-        if world.renewal == "on" and RELEASES.intersection(one.box):
+        own = "again" not in world.token  # what a dead process sent is for H1 to refuse
+        if own and world.renewal == "on" and RELEASES.intersection(one.box):
             return "H3: a renewal under way may re-arm a lease that is let go"
     return ""
 
@@ -129,7 +133,8 @@ def _unready(world: World) -> str:
 
 
 def activating(world: World) -> World:
-    return world._replace(broken=_wrong(world, BEFORE_ACTIVATION, "activated"))
+    needed = (*BEFORE_ACTIVATION, "take over") if world.first else BEFORE_ACTIVATION
+    return world._replace(broken=_wrong(world, needed, "activated"))
 
 
 def _wrong(world: World, needed: tuple[str, ...], done: str) -> str:
@@ -148,6 +153,15 @@ def claiming(world: World) -> World:
     if world.dispatch or world.incomplete:
         return world
     return world._replace(broken="S6: a release waits for the disk")
+
+
+def given_away(row: Row | None) -> str:
+    """R8: whoever has the token decides. Who gave it away only ends, whatever happens to it."""
+    if row is None:
+        return "R8: the first process has no row for what happens to it"
+    if row.target != OUT_OF_HAND:
+        return f"R8: the token is given away, and the first process goes on to {row.target!r}"
+    return ""
 
 
 # -- at the end ------------------------------------------------------------------------------------
@@ -197,6 +211,8 @@ def _end_of_abort(world: World) -> str:
 
 
 def _end_of_restore(world: World) -> str:
+    if world.state == OUT_OF_HAND:
+        return "R8: over, and nobody has the token"
     if world.state == "failed":
         return "" if world.incomplete else "R1: everyone had confirmed"
     if world.incomplete:

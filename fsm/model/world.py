@@ -17,6 +17,7 @@ class World(NamedTuple):
     about. renaming: a rename was left behind (S2). incomplete: a release or a clean-up did not
     reach everything. newer: another controller has taken over. hurt: a fault has touched a server
     or a message. stale: the answer of an earlier step. broken: the rule that the last move broke.
+    first: the process that gave its token away (R8), on or over. token: where that token is.
     """
 
     state: str
@@ -36,6 +37,8 @@ class World(NamedTuple):
     cancelled: bool = False
     stale: str = ""
     broken: str = ""
+    first: str = ""
+    token: str = ""
 
 
 def with_server(world: World, number: int, one: Server) -> World:
@@ -54,4 +57,6 @@ def over(world: World) -> World:
         Server(one.callee, one.phase, one.fence, one.ended, one.box, told=True)
         for one in world.servers
     )
-    return World(OVER, servers, "", 0, dispatch=False, newer=world.newer, hurt=True)
+    return World(
+        OVER, servers, "", 0, dispatch=False, newer=world.newer, hurt=True, first=world.first
+    )

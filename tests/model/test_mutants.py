@@ -15,13 +15,14 @@ import pytest
 from attrs import evolve
 
 from fsm.checks import check
-from fsm.explore import TABLES, explore
+from fsm.explore import EVERY_TABLE, TABLES, explore
 from fsm.hold import HOLD
+from fsm.model.hand_over import HandOver
 from fsm.model.programs import RESTORE_PROGRAMS, SAVE_PROGRAMS, Programs
 from fsm.model.protocol import ALL_GUARDS, Protocol
 from fsm.model.rollout import ALL_CARE, Care, Rollout
 from fsm.model.server import Guard
-from fsm.restore import RESTORE
+from fsm.restore import RESTORE, RESTORE_HANDING_OVER, RESTORE_TAKING_OVER
 from fsm.save import SAVE
 from fsm.table import Row, State, Table, TableError
 
@@ -34,6 +35,7 @@ Say = Callable[[str, str], None]
 _TOLD_EARLY = "told earlier than needed: the release finds a server that never closed (STAY)"
 _NOBODY_YET = "a renewal asks those who are told, and nobody is yet"
 _FOUND_LATER = "the renewal that was just begun finds the lost hold a little later"
+_CHECKED_AGAIN = "the check before the activation finds the lost hold a little later"
 EQUIVALENT = {
     ("stay", "drop check everyone"): _FOUND_LATER,
     ("stay", "check everyone <> wait"): _FOUND_LATER,
@@ -44,6 +46,8 @@ EQUIVALENT = {
     ("fence", "fence callees <> drain callers"): (
         "turns under way may call callees until these are drained, fenced or not (H7)"
     ),
+    ("take_over", "drop check everyone"): _CHECKED_AGAIN,
+    ("take_over", "take over <> check everyone"): _CHECKED_AGAIN,
     ("restore_gym", "stage callees <> stage callers"): "what is staged is inert until resume (R1)",
     ("load_controller", "check everyone <> record"): (
         "a restore may be recorded and then aborted in any order, by a cancellation that overtakes "
@@ -104,11 +108,21 @@ def _explorer(
     programs: Programs | None = None,
     guards: frozenset[Guard] = ALL_GUARDS,
 ) -> str:
+    kind = _hand_over(table) or partial(Protocol, table)
     for size in SIZES:
-        model = Protocol(table, *size, hold_table=hold, programs=programs, guards=guards)
+        model = kind(*size, hold_table=hold, programs=programs, guards=guards)
         if problem := explore(model).problem:
             return f"explorer: {problem}"
     return ""
+
+
+def _hand_over(table: Table) -> Callable[..., Protocol] | None:
+    """A table of R8 is explored with its other half."""
+    if table.name == RESTORE_HANDING_OVER.name:
+        return partial(HandOver, tables=(table, RESTORE_TAKING_OVER))
+    if table.name == RESTORE_TAKING_OVER.name:
+        return partial(HandOver, tables=(RESTORE_HANDING_OVER, table))
+    return None
 
 
 def _explorer_against(table: Table, hold: Table) -> str:
@@ -120,13 +134,15 @@ def _first(mutant: T, killers: Iterable[Callable[[T], str]]) -> str:
 
 
 def _own_rows() -> list[tuple[Table, Row]]:
-    """Lines that a table takes over from SAVE are mutated there."""
-    return [
-        (table, row)
-        for table in TABLES
-        for row in table.rows()
-        if table is SAVE or SAVE.states.get(row.source) != table.states[row.source]
-    ]
+    """A line that a table takes over from an earlier one is mutated there."""
+    own: list[tuple[Table, Row]] = []
+    known: list[State] = []
+    for table in [one for one in EVERY_TABLE if one is not HOLD]:
+        new = [line for line in table.lines if line not in known]
+        known += new
+        names = {line.name for line in new}
+        own += [(table, row) for row in table.rows() if row.source in names]
+    return own
 
 
 @pytest.mark.parametrize(
@@ -168,16 +184,17 @@ def test_the_trap_of_publish_is_told_as_a_story() -> None:
 
 
 def _programs(table: Table) -> Programs:
-    return RESTORE_PROGRAMS if table is RESTORE else SAVE_PROGRAMS
+    return RESTORE_PROGRAMS if "restore_gym" in table.steps else SAVE_PROGRAMS
 
 
 def _steps() -> list[tuple[Table, str]]:
+    """The other steps of a restore that is taken over are those of RESTORE."""
     return [
         (table, step)
         for table in TABLES
         for step in _programs(table)
         if step in {line.step for line in table.lines}
-    ]
+    ] + [(RESTORE_TAKING_OVER, "take_over")]
 
 
 def _action_mutants(program: tuple[str, ...]) -> Iterator[tuple[str, tuple[str, ...]]]:

@@ -124,5 +124,6 @@ def test_diagrams_come_from_the_tables(table: str, capsys: pytest.CaptureFixture
 def test_check_walks_every_world_and_says_how_many(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "--servers", "2", "--faults", "1", "--json"]) == 0
     results = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [one["name"] for one in results] == [*(one.name for one in TABLES), "one rollout"]
+    names = [*(one.name for one in TABLES), "restore_in_two", "one rollout"]
+    assert [one["name"] for one in results] == names
     assert all(one["worlds"] > 1000 and not one["problem"] for one in results)
