@@ -57,8 +57,10 @@ class Watch:
         self._last = described(outcome)
         if self._root is not None and self._root.is_dir():
             line = json.dumps(self._last | {"at": time.time()})
-            with (self._root / HISTORY).open("a", encoding="utf-8") as file:
-                file.write(line + "\n")
+            try:
+                _append(self._root / HISTORY, line.encode() + b"\n")
+            except OSError as error:  # an attempt that failed for a full disk is still data (S9)
+                log.warning("cannot write %s: %s; the outcome was %s", HISTORY, error, line)
         self._write()
 
     @asynccontextmanager
@@ -102,6 +104,16 @@ class Watch:
             unfinished.replace(self._root / STATUS)
         except OSError as error:
             log.debug("cannot write %s: %s", STATUS, error)
+
+
+def _append(path: Path, line: bytes) -> None:
+    """The whole line or nothing of it, so that those that follow can be read."""
+    with path.open("ab", buffering=0) as file:
+        before = file.tell()
+        written = file.write(line)
+        if written != len(line):
+            file.truncate(before)
+            raise OSError(f"only {written} of {len(line)} bytes were written; is the disk full?")
 
 
 def writer(status: Mapping[str, Any]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -147,6 +148,41 @@ def test_a_folder_that_cannot_be_written_stops_no_save(tmp_path: Path) -> None:
         assert isinstance(await made.save(), Saved)
 
     run(main())
+
+
+def test_a_history_that_cannot_be_written_stops_no_save(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """S9: on a full disk the outcome is still an answer; it is in the log instead."""
+    (tmp_path / "attempts.jsonl").symlink_to("/dev/full")
+
+    async def main() -> None:
+        made, _ = engine(tmp_path)
+        assert isinstance(await made.save(), Saved)
+
+    run(main())
+    assert "cannot write attempts.jsonl" in caplog.text
+    assert '"outcome": "saved"' in caplog.text
+
+
+def test_a_line_of_the_history_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    history = tmp_path / "attempts.jsonl"
+    history.write_text("{}\n")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    async def main() -> None:
+        made, _ = engine(tmp_path)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (history.stat().st_size + 10, hard))
+        try:
+            assert isinstance(await made.save(), Saved)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert history.read_text() == "{}\n"
+        assert isinstance(await made.save(), Saved)
+
+    run(main())
+    first, second = map(json.loads, history.read_text().splitlines())
+    assert (first, second["outcome"]) == ({}, "saved")
 
 
 def test_status_of_a_process_that_died_says_so(
