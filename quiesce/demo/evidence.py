@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from participants.controller.ledger import Rollout
+from participants.controller.ledger import Ledger
 from participants.controller.rows import owned
 
 Rows = Mapping[str, Mapping[str, Any]]  # training rows by rollout
@@ -16,13 +16,13 @@ UNTRAINED = frozenset({"sealed", "claimed"})
 
 
 def gather(
-    ledger: Iterable[Rollout], rows: Rows, steps: Steps, capture: Iterable[str]
+    drawn: Iterable[str], ledger: Ledger, rows: Rows, steps: Steps, capture: Iterable[str]
 ) -> dict[str, Any]:
     """rows: still in the data plane. capture: keys of token-capture rows that are still there.
 
     A finish counts where it is kept: in the ledger until it is trained, then in a durable step.
     """
-    entries, captured = list(ledger), sorted(capture)
+    entries, captured = list(ledger.entries()), sorted(capture)
     used = [(name, row["result"]) for step in steps.values() for name, row in step.items()]
     waiting = [one.rollout_id for one in entries if one.state in UNTRAINED]
     return {
@@ -30,7 +30,7 @@ def gather(
             *(_finish(name, result) for name, result in used),
             *(_finish(name, _result(rows.get(name))) for name in waiting),
         ],
-        "dropped": [one.rollout_id for one in entries if one.state == "dropped"],
+        "dropped": _dropped(set(drawn) - {name for name, _ in used}, ledger),
         "rows": sorted(rows),
         "trained": {str(step): sorted(step_rows) for step, step_rows in steps.items()},
         "capture": captured,
@@ -49,6 +49,15 @@ def rows_of(rollouts: Iterable[str], evidence: Mapping[str, Any]) -> dict[str, d
         }
         for name in rollouts
     }
+
+
+def _dropped(untrained: set[str], ledger: Ledger) -> list[str]:
+    """The ledger forgets the names of what it dropped, not how many groups it were: what is missing
+    counts as dropped if it is exactly that much."""
+    here = {one.rollout_id for one in ledger.entries() if one.state != "dropped"}
+    missing = sorted(untrained - here)
+    groups = {name.partition("_")[0] for name in missing}
+    return missing if len(groups) == sum(ledger.totals.dropped.values()) else []
 
 
 def _result(row: Mapping[str, Any] | None) -> Mapping[str, Any]:

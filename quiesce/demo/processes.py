@@ -43,7 +43,7 @@ class Group:
         codes = {name: process.poll() for name, process in self.processes.items()}
         return {name: code for name, code in codes.items() if code is not None}
 
-    def signal(self, name: str, number: signal.Signals) -> None:
+    def send(self, name: str, number: signal.Signals) -> None:
         self.processes[name].send_signal(number)
 
     def kill_one(self, name: str) -> None:

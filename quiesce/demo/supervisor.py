@@ -120,9 +120,10 @@ class Supervisor:
     def start(self, life: int) -> None:
         """Everything but the model, until the trainer has restored."""
         begun = time.monotonic()
+        self.start_server("tools")
+        self.start_server("agent")
         self.start_trainer(life)
-        for name in ("tools", "agent", "policy"):
-            self.start_server(name)
+        self.start_server("policy")
         self.until(lambda: self.places.started(life).is_file(), "the restore")
         self._say("process", process="everything", did="started", took_s=time.monotonic() - begun)
 

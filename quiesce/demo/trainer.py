@@ -160,10 +160,11 @@ class Trainer:
         await self._sabotage()
         rows = await self.plane.get_rows(TRAIN, await self.plane.keys(TRAIN))
         capture = await self.plane.keys(CAPTURE)
-        found = evidence.gather(self.rl.ledger.entries(), rows, self._steps(), capture)
+        drawn = self.spec.rollouts
+        found = evidence.gather(drawn, self.rl.ledger, rows, self._steps(), capture)
         if self._sabotaged("ledger") is not None:
             sabotage.double_rollout(found["finished"])
-        found["rows_of"] = evidence.rows_of(self.spec.rollouts, found)
+        found["rows_of"] = evidence.rows_of(drawn, found)
         write_whole(self.spec.places.evidence, json.dumps(found))
 
     def _steps(self) -> dict[int, dict[str, Any]]:
