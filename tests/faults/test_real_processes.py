@@ -90,6 +90,17 @@ class World:
         self.life, self.root = 0, self.demo.places.snapshots
         self._stop, self._stopped = folder / STOP, folder / STOPPED
 
+    def stop(self) -> None:
+        """Kill everything; what it said is shown if the test fails."""
+        self.demo.stop()
+        print(self.said.getvalue())
+        for name in ("trainer", *KINDS):
+            print(f"-- {name}", self.log(name)[-6000:], sep="\n")
+
+    def log(self, name: str) -> str:
+        path = self.demo.places.logs / f"{name}.log"
+        return path.read_text(errors="replace") if path.is_file() else ""
+
     def start(self) -> None:
         self.demo.start_model()
         self.demo.start(self.life)
@@ -186,10 +197,7 @@ def world(tmp_path: Path) -> Iterator[World]:
     try:
         yield one
     finally:
-        one.demo.stop()
-        print(one.said.getvalue())
-        for log in sorted(one.demo.places.logs.iterdir()):
-            print(f"-- {log.name}", log.read_text(errors="replace")[-6000:], sep="\n")
+        one.stop()
 
 
 def digests(folder: Path) -> dict[str, str]:
