@@ -8,13 +8,16 @@ restoring, folder.
 
 from participants.conformance.fences import FenceRules
 from participants.conformance.folder import FolderRules
+from participants.conformance.hand_over import HandOverRules
 from participants.conformance.hold import HoldRules
 from participants.conformance.leases import LeaseRules
 from participants.conformance.restoring import RestoreRules
 from participants.conformance.saving import SaveRules
 
 
-class Conformance(FolderRules, RestoreRules, LeaseRules, FenceRules, HoldRules, SaveRules):
+class Conformance(
+    FolderRules, HandOverRules, RestoreRules, LeaseRules, FenceRules, HoldRules, SaveRules
+):
     """Subclass it in a test file and fill in `make`, `work`, `observe` and `is_held`.
 
     (pytest runs the tests of the last base class first.)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from typing import Any, NoReturn
 
@@ -23,7 +23,9 @@ from fsm.outcome import (
     SkipReason,
     Unavailable,
 )
+from fsm.participant import Participant
 from fsm.storing import Store
+from fsm.token import RestoreToken
 from participants.conformance import rules
 from participants.conformance.plugin import Plugin
 from participants.conformance.relay import Witness, relay_to
@@ -35,15 +37,30 @@ POLLS, UNDER_HOLD_S = 100, 0.1
 
 
 class Bench:
-    """One trainer's engine around one participant. Make it with `Benches`."""
+    """One trainer's engine around one participant. Make it with `Benches`.
 
-    def __init__(self, plugin: Plugin, one: Any, store: Store, **config: Any) -> None:
+    first: the bench in the process that began a restore, and instance: what this one has of the
+    participant, where it goes on with it. Stand-ins are servers: both processes reach the same.
+    """
+
+    def __init__(
+        self,
+        plugin: Plugin,
+        one: Any,
+        store: Store,
+        first: Bench | None = None,
+        instance: Any = None,
+        **config: Any,
+    ) -> None:
         self.plugin, self.one, self.store = plugin, one, store
-        self.relay, self.witness = relay_to(one), Witness(one.name)
+        self.relay, self.witness = relay_to(instance or one), Witness(one.name)
+        self.others: Iterable[Participant] = (
+            list(plugin.others(one)) if first is None else first.others
+        )
         self.engine = SnapshotEngine(
             evolve(plugin.config, resume_attempts=1, **config),
             store,
-            [self.relay, self.witness, *plugin.others(one)],
+            [self.relay, self.witness, *self.others],
             barrier=plugin.barrier(one),
             anchor=lambda: ANCHOR,
         )
@@ -80,6 +97,16 @@ class Bench:
             return await self.restore(**options)
         except QuiesceError as error:
             rule.must(False, error)
+            raise
+
+    async def begin_restore(self) -> RestoreToken:
+        """Up to where another process may go on."""
+        try:
+            return await self.engine.restore(until="gym_restored")
+        except InvariantError as bug:
+            _bug(bug)
+        except QuiesceError as error:
+            rules.RESTORES.must(False, error)
             raise
 
     # -- the participant -----------------------------------------------------------------------
@@ -155,13 +182,20 @@ class Benches:
         await self._close_engine()
         return self._bench(**config)
 
+    async def hand_over(self, bench: Bench, **config: Any) -> tuple[Bench, RestoreToken]:
+        """The trainer begins a restore, hands it to another process, and dies."""
+        token = await bench.begin_restore()
+        await self._close_engine()
+        instance = await self._plugin.in_another_process(self._one)
+        return self._bench(first=bench, instance=instance, **config), token
+
     async def close(self) -> None:
         await self._close_engine()
         if self._one is not None:
             await self._plugin.close(self._one)
 
-    def _bench(self, **config: Any) -> Bench:
-        bench = Bench(self._plugin, self._one, self._store(), **config)
+    def _bench(self, **how: Any) -> Bench:
+        bench = Bench(self._plugin, self._one, self._store(), **how)
         self._engine = bench.engine
         return bench
 

@@ -27,6 +27,7 @@ class Plugin:
 
     no_hold: nothing needs to stand still between `prepare` and `resume`.
     no_lease, no_fence: no message reaches it from another process (`IN_PROCESS`).
+    no_hand_over: a restore of it is never finished by another process than the one that began it.
     no_staging: what `restore` reads is in place at once; `rollback` takes it away again.
     fresh_only: it can only be restored into a fresh one, never into one that lived on.
 
@@ -35,7 +36,7 @@ class Plugin:
     sockets, or files that somebody else writes.
     """
 
-    no_hold = no_lease = no_fence = no_staging = fresh_only = ""
+    no_hold = no_lease = no_fence = no_hand_over = no_staging = fresh_only = ""
     virtual_time = False
     # A step that never ends is named by the engine, before `limit_s` ends the whole test.
     config = EngineConfig(
@@ -79,6 +80,11 @@ class Plugin:
         """All its processes die and fresh ones take their place: only a snapshot is left."""
         await self.close(one)
         return await self.make()
+
+    async def in_another_process(self, one: Any) -> Any:
+        """The instance that another process has of it: it reaches the same servers, and knows
+        nothing that `one` keeps in memory. `one` itself where it is the server."""
+        raise NotImplementedError("say how another process reaches it, or why not: no_hand_over")
 
     async def close(self, one: Any) -> None:
         """End what `make` began. Called once for each; nothing to do where it is all in memory."""

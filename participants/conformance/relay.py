@@ -22,6 +22,7 @@ HOOKS = (
     "resume",
     "fence",
     "restore",
+    "take_over",
     "reconcile",
     "rollback",
 )

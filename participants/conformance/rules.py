@@ -213,6 +213,18 @@ AGAIN = Rule(
     "a second save, or a second restore, gave another state than the first",
     "keep nothing of an earlier attempt or restore: fresh file names, staged state, counters",
 )
+TAKEN_OVER = Rule(
+    "R8",
+    "a restore that another process took over was not finished there",
+    "in the instance of the second process, `take_over` sets what `renew` and `resume` look for in "
+    "memory: it renews and activates, under restore.fence, what the first one staged",
+)
+TAKEN_BACK = Rule(
+    "R8",
+    "a restore that another process took over was not rolled back there",
+    "let `take_over` set what `rollback` looks for in memory: the instance of the second process "
+    "drops what the first one staged, and lifts what it fenced",
+)
 
 # -- folder ------------------------------------------------------------------------------------
 

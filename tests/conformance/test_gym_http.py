@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,9 @@ class ServedGym(Gym):
         self._up.push_async_callback(self.network.aclose)
         self._up.push_async_callback(self.actor.close)
 
+    def at_stop(self, close: Callable[[], Awaitable[None]]) -> None:
+        self._up.push_async_callback(close)
+
     async def stop(self) -> None:
         await self._up.aclose()
 
@@ -64,11 +68,30 @@ class ServedGym(Gym):
         self.incarnation = attempt.fence.incarnation
 
 
+class GymInAnotherProcess(Gym):
+    """Its own actor of the same servers."""
+
+    def __init__(self, served: ServedGym) -> None:
+        self.served = served
+        servers = [GymServer(kind, name, served.ports.urls[name]) for name, kind in KINDS.items()]
+        self.actor = NemoGymActor(servers, TOKEN)
+        super().__init__([self.actor])
+
+    async def resume(self, attempt: Attempt | Restore) -> None:
+        await super().resume(attempt)
+        self.served.incarnation = attempt.fence.incarnation
+
+
 class TestGym(Conformance):
     async def make(self) -> ServedGym:
         gym = ServedGym(self.root)
         await gym.start()
         return gym
+
+    async def in_another_process(self, one: ServedGym) -> Gym:
+        other = GymInAnotherProcess(one)
+        one.at_stop(other.actor.close)
+        return other
 
     async def close(self, one: ServedGym) -> None:
         await one.stop()

@@ -18,5 +18,8 @@ class TestMemory(Conformance):
     async def observe(self, one: MemoryParticipant) -> list[str]:
         return list(one.items)
 
+    async def in_another_process(self, one: MemoryParticipant) -> MemoryParticipant:
+        return one  # it is the server: both processes reach it
+
     async def is_held(self, one: MemoryParticipant) -> bool:
         return one.is_held

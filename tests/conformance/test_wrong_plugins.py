@@ -255,6 +255,73 @@ class SavesWhatIsNew(Plain):
         self.saved = len(self.items)
 
 
+class Client(Participant):
+    """Reaches a server, and remembers whether a restore holds it."""
+
+    name = "client"
+
+    def __init__(self, server: MemoryParticipant) -> None:
+        self.server, self.knows = server, False
+
+    async def prepare(self, attempt: Attempt) -> None:
+        await self.server.prepare(attempt)
+        await self.server.drain(attempt)
+
+    async def commit(self, attempt: Attempt) -> Mapping[str, Any]:
+        return await self.server.commit(attempt)
+
+    async def fence(self, restore: Restore) -> None:
+        self.knows = True
+        await self.server.fence(restore)
+
+    async def restore(self, restore: Restore) -> Mapping[str, Any]:
+        return await self.server.restore(restore)
+
+    async def take_over(self, restore: Restore) -> None:
+        self.knows = True
+
+    async def renew(self, attempt: Attempt | Restore) -> None:
+        if self.knows or isinstance(attempt, Attempt):
+            await self.server.renew(attempt)
+
+    async def resume(self, attempt: Attempt | Restore) -> None:
+        if self.knows or isinstance(attempt, Attempt):
+            await self.server.resume(attempt)
+
+    async def rollback(self, restore: Restore) -> None:
+        if self.knows:
+            await self.server.rollback(restore)
+
+
+class ClientSuite(Conformance):
+    virtual_time = True
+    plugin: type[Client] = Client
+
+    async def make(self) -> Client:
+        return self.plugin(MemoryParticipant("server"))
+
+    async def in_another_process(self, one: Client) -> Client:
+        return self.plugin(one.server)
+
+    async def work(self, one: Client, number: int) -> None:
+        one.server.work(f"turn {number}")
+
+    async def observe(self, one: Client) -> list[str]:
+        return list(one.server.items)
+
+    async def is_held(self, one: Client) -> bool:
+        return one.server.is_held
+
+
+class TestClient(ClientSuite):
+    """What the wrong one is derived from is right."""
+
+
+class TakesNothingOver(Client):
+    async def take_over(self, restore: Restore) -> None:
+        """Nothing."""
+
+
 # -- folder ------------------------------------------------------------------------------------
 
 
@@ -322,6 +389,10 @@ def server(plugin: type[MemoryParticipant]) -> type[Conformance]:
     return type(plugin.__name__, (MemorySuite,), {"make": make})
 
 
+def client(plugin: type[Client]) -> type[Conformance]:
+    return type(plugin.__name__, (ClientSuite,), {"plugin": plugin})
+
+
 Case = tuple[Rule, type[Conformance], str, tuple[str, ...]]
 ABORT, FAILED = "abort_from_every_phase", "a_failed_restore_into_a_fresh_one"
 CASES: list[Case] = [
@@ -363,6 +434,8 @@ CASES: list[Case] = [
     (rules.REPEATED_ACTIVATION, plain(ActivatesAgain), "a_repeated_activation_changes_nothing", ()),
     (rules.FROM_NOTHING, plain(NeedsASnapshot), "start_from_nothing", ()),
     (rules.AGAIN, plain(SavesWhatIsNew), "save_and_restore_again_and_again", ()),
+    (rules.TAKEN_OVER, client(TakesNothingOver), "another_process_renews_and_activates", ()),
+    (rules.TAKEN_BACK, client(TakesNothingOver), "another_process_rolls_back", ()),
     (rules.INSIDE, plain(WritesElsewhere), "the_manifest_describes_its_files", ()),
     (rules.FSYNC, plain(NotDurable), "the_part_is_on_the_disk_when_it_is_answered", ()),
     (rules.DIGESTS, plain(WrongDigest), "the_manifest_describes_its_files", ()),
