@@ -97,7 +97,10 @@ class Trainer:
             await self.pump.run()
             await training
             async with self.engine.exclusive("the end of the run"):
-                telling.cancel()  # and the snapshot that the run leaves behind is taken
+                telling.cancel()
+                # The last step may have become durable during an attempt, when nothing is cleared.
+                await self.rl.tend()
+            # Here the snapshot that the run leaves behind is taken.
         await self._leave_evidence()
         await self.engine.close()
 
