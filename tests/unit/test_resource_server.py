@@ -113,6 +113,18 @@ def test_reads_change_nothing_and_need_no_request_id(tmp_path):
     run(tmp_path, main, reads={"/look"})
 
 
+def test_a_read_of_another_state_is_refused(tmp_path):
+    """A server that was started anew would answer from an empty session."""
+
+    async def main(tools):
+        assert code(await tools.call("", 3, path="/look")) == (409, wire.REVISION_MISMATCH)
+        await tools.call("r1", 0)
+        assert code(await tools.call("", 0, path="/look")) == (409, wire.REVISION_MISMATCH)
+        assert (await tools.call("", 1, path="/look")).json() == {"count": 1}
+
+    run(tmp_path, main, reads={"/look"})
+
+
 def test_recorded_answers_are_bounded(tmp_path):
     async def main(tools):
         for n in range(3):

@@ -147,6 +147,8 @@ class ResourceServer:
             session.begin_anew(caller.run, caller.lineage)
         session.run = caller.run
         if request.scope["path"] in self._reads:
+            # A server that was started anew must not answer from an empty session.
+            session.must_be_at(number_in(request.headers, wire.EXPECT_REVISION))
             reply, _ = await buffered(self._inner, request.scope, body)
             return _answer(reply, session.revision)
         return await self._mutate(session, request, body)
@@ -162,10 +164,8 @@ class ResourceServer:
             if known.digest != digest:
                 raise Refused(wire.CONFLICT, f"request {request_id} was sent with another body")
             return _answer(known.reply, known.revision)
+        session.must_be_at(expected)
         if expected is not None:
-            if expected != session.revision:
-                detail = f"the session is at {session.revision}, the caller expects {expected}"
-                raise Refused(wire.REVISION_MISMATCH, detail)
             session.forget_answers(expected)
         reply, whole = await buffered(self._inner, request.scope, body)
         session.uncertain = session.uncertain or not whole

@@ -71,6 +71,12 @@ class Session:
         for request_id in [k for k, v in self.answers.items() if v.revision <= revision]:
             del self.answers[request_id]
 
+    def must_be_at(self, revision: int | None) -> None:
+        """Raises Refused when the caller knows another state than this. None: it knows of none."""
+        if revision not in (None, self.revision):
+            detail = f"the session is at {self.revision}, the caller expects {revision}"
+            raise Refused(wire.REVISION_MISMATCH, detail)
+
     def begin_anew(self, run: wire.RunId, lineage: int) -> None:
         """Another history begins: nothing of the old one stays (but its lock, which we hold)."""
         self.run, self.lineage, self.revision = run, lineage, 0
