@@ -29,7 +29,7 @@ from quiesce.demo.options import Options
 from quiesce.demo.progress import Progress
 from quiesce.demo.report import Display
 from quiesce.demo.spec import KINDS
-from quiesce.demo.supervisor import Supervisor
+from quiesce.demo.supervisor import DemoFailed, Supervisor
 from quiesce.watch import HISTORY
 from tests.faults.stopping_trainer import STOP, STOPPED
 
@@ -134,13 +134,23 @@ class World:
         started = self.demo.places.started(self.life)
         self.until(started.is_file, "the restore")
 
+    def restores(self) -> None:
+        """A trainer whose restore fails ends; then another one takes its place."""
+        try:
+            self.restored()
+        except DemoFailed:
+            assert "RestoreFailed" in self.log("trainer")[-3000:]
+            self.demo.mortal.processes.pop("trainer")
+            self.new_trainer()
+            self.restored()
+
     def until(self, reached: Callable[[], bool], what: str) -> None:
         """The trainer must not be done before: then there is nothing left to disturb."""
         self.demo.until(lambda: self.ended() or reached(), what)
         assert reached(), f"the run ended before {what}"
 
     def ended(self) -> bool:
-        return "trainer" in self.demo.mortal.exited()
+        return self.demo.mortal.exited().get("trainer") == 0
 
     def saves_again(self) -> None:
         """A snapshot that begins from now on is published."""
@@ -284,6 +294,44 @@ def test_the_trainer_is_killed_at_each_place_of_a_restore(world: World) -> None:
     history = [json.loads(line) for line in (world.root / HISTORY).read_text().splitlines()]
     restores = [one["snapshot"] for one in history if one["outcome"] == "restored"]
     assert restores[-1] == snapshot.name
+    world.finish()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("server", KINDS)
+def test_a_server_is_killed_in_a_restore(world: World, server: str) -> None:
+    """R1: what one server lost none activates. The restore fails aloud, and the next one works."""
+    world.start()
+    world.saves_again()
+    for place in ("restore.fence.late", "restore.reconcile.late", "restore.resume.late"):
+        world.stop_at("save.drain.late")
+        world.kill("trainer")
+        world.want(place)
+        world.new_trainer()
+        world.until_there(place)
+        world.kill(server)
+        world.demo.start_server(server)
+        world.until(lambda: server in world.phases(), f"{server} to answer")
+        world.go_on()
+        world.restores()
+        world.saves_again()
+    world.finish()
+
+
+@pytest.mark.slow
+def test_the_trainer_stands_still_until_the_leases_are_over(world: World) -> None:
+    """Everyone runs meanwhile, so that its attempt describes no instant any more (S4)."""
+    world.start()
+    for place in ("save.drain.late", "save.commit.late", "save.cut.late"):
+        world.stop_at(place)
+        known = len(world.outcomes())
+        world.demo.mortal.send("trainer", signal.SIGSTOP)
+        world.until(world.everyone_runs, "the leases to end")
+        world.demo.mortal.send("trainer", signal.SIGCONT)
+        world.go_on()
+        world.until_more_than(known)
+        assert world.outcomes()[known] == "aborted", place
+        world.saves_again()
     world.finish()
 
 
