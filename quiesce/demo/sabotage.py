@@ -15,7 +15,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fsm.storing import Fence
 from participants.data_plane import TRAIN, DataPlane
-from participants.gym import wire
 from storage import names
 
 T = TypeVar("T")
@@ -99,16 +98,15 @@ def flip_bit(root: Path) -> Path:
 
 
 def double_effect(app: ASGIApp) -> ASGIApp:
-    """The tool server, with every step of the first rollout it meets applied twice."""
-    victims: list[bytes] = []
+    """The tool server, with the first step that it is asked for applied twice. Only that one: a
+    rollout that is broken at every step would never finish, and be missed instead of audited."""
+    doubled = False
 
     async def twice(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] != "/step":
+        nonlocal doubled
+        if doubled or scope["type"] != "http" or scope["path"] != "/step":
             return await app(scope, receive, send)
-        rollout = dict(scope["headers"]).get(wire.ROLLOUT.encode(), b"")
-        victims.extend([rollout] if not victims else [])
-        if rollout != victims[0]:
-            return await app(scope, receive, send)
+        doubled = True
         body = await Request(scope, receive).body()
         await app(dict(scope), _again(body), _nowhere)
         return await app(scope, _again(body), send)
