@@ -30,6 +30,9 @@ LOST = frozenset(
 AGAIN = frozenset({wire.BUSY, wire.IO_ERROR, wire.PARKED})
 LOOP_FAILED = "loop_failed"
 BAD_RESULT = "bad_result"
+# A tool that is broken for a second fails every loop at once, as often as they are tried: each
+# next try waits longer, or that second would use up all start-overs of every rollout.
+OF_THE_LOOP = frozenset({LOOP_FAILED, BAD_RESULT})
 NO_ANSWER = "no_answer"
 MAX_RETRY_DELAY_S = 30.0
 
@@ -47,7 +50,8 @@ class RolloutPump:
     are not trained yet (so that generation cannot run away from training).
 
     A server that is away is asked again `send_attempts` times, `retry_delay_s` apart and
-    doubling; then the rollout starts over. A repeat of a running run joins it, so asking again is
+    doubling; then the rollout starts over. So does one whose loop fails, after a pause that doubles
+    with each start-over. A repeat of a running run joins it, so asking again is
     safe. Cancel `run` to stop; restore only after that.
     """
 
@@ -138,6 +142,8 @@ class RolloutPump:
             _log.info("%s is asked again: %s", request.rollout_id, again.reason)
             await self._sleep(self._delay(attempt))
         _log.info("%s starts over: %s", request.rollout_id, reason)
+        if reason in OF_THE_LOOP and (one := self.rl.in_flight(request)) is not None:
+            await self._sleep(self._delay(one.start_overs))
         await self._start_over(request, reason)
 
     async def _start_over(self, request: wire.RunRequest, reason: str) -> None:

@@ -11,6 +11,7 @@ from fsm.outcome import Anchor, Refused, Unavailable
 from participants.controller.pumps import AGAIN, BAD_RESULT, LOST, NO_ANSWER, RolloutPump
 from participants.controller.restoring import GAVE_UP
 from participants.data_plane import CAPTURE, TRAIN
+from participants.gym.wire import RunReply, RunRequest
 from quiesce.demo.anchors import Anchors
 from quiesce.demo.pumps import TrainPump, advantages
 from tests.controller_support import World, restore, settle, until, world
@@ -114,6 +115,35 @@ def test_no_answer_for_too_long_starts_over_and_then_gives_up() -> None:
         assert one.rl.ledger.totals.dropped == {GAVE_UP: 1}
 
     asyncio.run(main())
+
+
+def test_loops_that_fail_start_over_more_and_more_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tool that is broken for a moment must not cost every group its start-overs."""
+    waited_s: list[float] = []
+
+    async def failing(_: str, request: RunRequest) -> RunReply:
+        return RunReply(
+            rollout_id=request.rollout_id,
+            attempt_index=request.attempt_index,
+            result=None,
+            result_digest="",
+            rows=(),
+            turns=0,
+            replayed=0,
+            error="HTTPStatusError: 500",
+        )
+
+    async def wait(seconds: float) -> None:
+        waited_s.append(seconds)
+
+    async def main() -> None:
+        one = world(tasks=1, group_size=1, max_start_overs=3)
+        monkeypatch.setattr(one.gym, "run_rollout", failing)
+        await RolloutPump(one.rl, concurrency=1, max_open_groups=1, sleep=wait).run()
+        assert one.rl.ledger.totals.dropped == {GAVE_UP: 1}
+
+    asyncio.run(main())
+    assert waited_s == [0.25, 0.5, 1.0, 2.0]
 
 
 def test_reasons_of_a_start_over_are_kept() -> None:
