@@ -273,6 +273,20 @@ def test_the_trainer_is_killed_in_a_save(world: World, places: list[str]) -> Non
 
 
 @pytest.mark.slow
+def test_the_trainer_is_killed_before_the_first_snapshot(world: World) -> None:
+    """A start from nothing closes the runs that live on in the servers (R4, A9)."""
+    world.start()
+    for _ in range(2):
+        world.stop_at("save.drain.late")
+        assert not list(world.root.glob("snapshot_*"))
+        world.kill("trainer")
+        world.new_trainer()
+        world.restored()
+    world.go_on()
+    world.finish()
+
+
+@pytest.mark.slow
 def test_the_trainer_is_killed_at_each_place_of_a_restore(world: World) -> None:
     """R5: the snapshot stays as it is, and is what the last restore restores."""
     world.start()
