@@ -60,12 +60,9 @@ class Rollouts(Participant):
 
 async def main(folder: str) -> None:
     rollouts = Rollouts(count=4)
-    engine = Engine(
-        Config(snapshot_attempt_interval_s=0.2),
-        FolderStore(folder),
-        [rollouts],
-        anchor=lambda: Anchor(0, "the weights that this program would have"),
-    )
+    config = Config(snapshot_attempt_interval_s=0.2)
+    weights = Anchor(0, "a digest of the weights that this program would have")
+    engine = Engine(config, FolderStore(folder), [rollouts], anchor=lambda: weights)
     restored = await engine.restore(if_none="start")
     turns = {name: len(past) for name, past in rollouts.histories.items()}
     print(f"from {restored.snapshot or 'nothing'}: {turns}", flush=True)
