@@ -33,8 +33,9 @@ from fsm.outcome import (
     Unresolved,
 )
 from fsm.restore import RESTORE
-from fsm.save import SAVE, SAVE_RELEASE_AT_CUT
+from fsm.save import SAVE, SAVE_RELEASE_AT_CUT, SAVE_STAY_PAUSED
 from fsm.storing import Fence
+from fsm.token import RestoreToken
 from participants.memory import Fault
 from participants.virtual_time import VirtualTimeLoop
 from storage.memory import MemoryStore
@@ -42,7 +43,7 @@ from storage.memory_faults import PublishFault
 from storage.names import order_of, snapshot_name
 from tests.world import CONFIG, HOOKS, NAMES, RELEASES, Controller, World
 
-TABLES = [SAVE, SAVE_RELEASE_AT_CUT, RESTORE]
+TABLES = [SAVE, SAVE_RELEASE_AT_CUT, SAVE_STAY_PAUSED, RESTORE]
 WHO = st.sampled_from(NAMES)
 HOOK = st.sampled_from(HOOKS)
 LONGEST_DELAY_S = 65.0
@@ -51,11 +52,15 @@ PASSES_S = st.sampled_from([0.5, 3.0, 7.0, 21.0, 61.0])
 STORE_OPERATION = st.sampled_from(["begin", "write", "seal", "discard", "newest", "restored"])
 # Ways in which an operation ends that need no bug in the engine.
 EXPECTED = (asyncio.CancelledError, RestoreFailed, SnapshotRejected, InvariantError, ValueError)
+SAVES, RESTORES = ("save", "stay_paused"), ("restore", "take_over")
 
 
 @define(eq=False)
 class Job:
-    """A save or a restore under way, and where the records stood when it began."""
+    """A save or a restore under way, and where the records stood when it began.
+
+    token: what a restore goes on from, in the process that takes it over (R8).
+    """
 
     kind: str
     controller: Controller
@@ -63,12 +68,21 @@ class Job:
     head_before: str | None
     fences_before: int
     calls_before: int
+    token: RestoreToken | None = None
     cancelled: bool = False
 
     @property
     def fence(self) -> Fence | None:
+        if self.token is not None:
+            return self.token.fence
         given = self.controller.cable.fences[self.fences_before :]
         return given[0] if given else None
+
+    @property
+    def called(self) -> list[str]:
+        """Hooks that it called. Renewals may be of what is held in the background."""
+        called = self.controller.cable.called[self.calls_before :]
+        return [hook for _, hook in called if hook != "renew"]
 
 
 class EngineMachine(RuleBasedStateMachine):
@@ -91,6 +105,8 @@ class EngineMachine(RuleBasedStateMachine):
         self.quiet_after_s = 0.0  # until then what a dead controller held may still be held
         self.bugs = self.items = 0
         self.publishes: list[PublishFault] = []
+        self.token: RestoreToken | None = None
+        self.kept_up = False  # somebody was held in the background when we last looked
 
     def run(self, main: Coroutine[Any, Any, Any]) -> Any:
         return self.loop.run_until_complete(main)
@@ -204,10 +220,12 @@ class EngineMachine(RuleBasedStateMachine):
 
     # -- what the trainer does -------------------------------------------------------------------
 
-    def start(self, kind: str, main: Coroutine[Any, Any, Any]) -> None:
+    def start(
+        self, kind: str, main: Coroutine[Any, Any, Any], token: RestoreToken | None = None
+    ) -> None:
         cable = self.controller.cable
         began = (self.head, len(cable.fences), len(cable.called))
-        self.jobs.append(Job(kind, self.controller, self.loop.create_task(main), *began))
+        self.jobs.append(Job(kind, self.controller, self.loop.create_task(main), *began, token))
 
     @precondition(lambda self: not self.busy)
     @rule()
@@ -232,6 +250,56 @@ class EngineMachine(RuleBasedStateMachine):
     def restore(self) -> None:
         self.start("restore", self.world.engine.restore(if_none="start"))
         self.finish()
+
+    @precondition(lambda self: not self.busy)
+    @rule()
+    def save_and_stay_paused(self) -> None:
+        self.start("stay_paused", self.world.engine.save(then="stay_paused"))
+        self.run(asyncio.sleep(0))
+
+    @precondition(lambda self: not self.busy)
+    @rule()
+    def let_go(self) -> None:
+        self.start("let_go", self.world.engine.let_go())
+        self.finish()
+
+    @precondition(lambda self: not self.busy)
+    @rule()
+    def begin_to_hand_over(self) -> None:
+        engine = self.world.engine
+        self.start("hand_over", engine.restore(if_none="start", until="gym_restored"))
+        self.run(asyncio.sleep(0))
+
+    @precondition(lambda self: not self.busy)
+    @rule()
+    def hand_over(self) -> None:
+        self.begin_to_hand_over()
+        self.finish()
+
+    @precondition(lambda self: not self.busy and self.token)
+    @rule(first_dies=st.booleans())
+    def take_over(self, first_dies: bool) -> None:
+        """By another process. The one before may go on: it can only renew, or stop (R8)."""
+        if first_dies or not self.controller.engine.handed_over:
+            self.controller.die()
+        self.world.new_controller()
+        self.start("take_over", self.world.engine.restore(self.token), self.token)
+        self.run(asyncio.sleep(0))
+
+    @precondition(lambda self: not self.busy and len(self.world.controllers) > 1)
+    @rule()
+    def the_process_before_lets_go(self) -> None:
+        before = self.world.controllers[-2]
+        if before.engine.handed_over and not before.cable.is_cut:
+            assert self.run(before.engine.let_go()) == {}
+
+    @precondition(lambda self: not self.busy)
+    @rule()
+    def controller_is_closed(self) -> None:
+        """Nobody is told anything: what it held in the background ends with the leases."""
+        self.run(self.world.engine.close())
+        self.quiet_after_s = self.loop.time() + LONGEST_DELAY_S + CONFIG.lease_s + 1
+        self.world.new_controller()
 
     @precondition(lambda self: self.busy)
     @rule()
@@ -279,6 +347,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.world.new_controller()
         self.run(asyncio.sleep(seconds))
 
+    @precondition(lambda self: self.world.disk.holder is self.controller.memory)
     @rule()
     def controller_loses_its_lock(self) -> None:
         """It goes on as if nothing had happened, beside the new one."""
@@ -330,6 +399,10 @@ class EngineMachine(RuleBasedStateMachine):
 
     @invariant()
     def nobody_is_held_when_nothing_runs(self) -> None:
+        kept_up = any(_keeps_up(one) for one in self.world.controllers)
+        if kept_up or self.kept_up:
+            self.quiet_after_s = self.loop.time() + LONGEST_DELAY_S + CONFIG.lease_s + 1
+        self.kept_up = kept_up
         if not self.jobs and self.loop.time() > self.quiet_after_s:
             assert set(self.world.held()) <= self.may_be_held
 
@@ -344,12 +417,23 @@ class EngineMachine(RuleBasedStateMachine):
         except EXPECTED as raised:
             error = raised
         self.judge_error(job, error)
-        if job.kind == "save":
+        if job.kind in SAVES:
             self.judge_save(job, outcome)
-        else:
+        elif job.kind in RESTORES:
             self.judge_restore(job, outcome, error)
-        if not isinstance(outcome, Skipped) and job.fence is not None:
+        elif job.kind == "hand_over":
+            self.judge_hand_over(job, outcome)
+        if self.holds_on(job, outcome):
+            self.kept_up = True
+        elif not isinstance(outcome, Skipped) and job.fence is not None:
             self.judge_release(job, outcome)
+
+    def holds_on(self, job: Job, outcome: Any) -> bool:
+        """Others are still held, and that is right: their leases end it in any case."""
+        stays = job.kind == "stay_paused" and isinstance(outcome, Saved)
+        # A process that takes over holds nobody before its first call.
+        not_yet = job.token is not None and not job.called
+        return stays or not_yet or isinstance(outcome, RestoreToken)
 
     def judge_error(self, job: Job, error: BaseException | None) -> None:
         if isinstance(error, InvariantError):
@@ -359,13 +443,12 @@ class EngineMachine(RuleBasedStateMachine):
         if job.cancelled and error is None and job.fence is not None:
             raise AssertionError(f"a cancellation of {job.kind} was swallowed")
         if isinstance(error, ValueError):
-            assert "restore" in str(error), error
-            assert job.controller.cable.called[job.calls_before :] == []
+            assert "restore" in str(error) or "let_go()" in str(error), error
+            assert job.called == []
 
     def judge_save(self, job: Job, outcome: Any) -> None:
-        called = [hook for _, hook in job.controller.cable.called[job.calls_before :]]
         if isinstance(outcome, Skipped):
-            assert set(called) <= {"resume"}, "S7: skipped, but somebody was told"
+            assert set(job.called) <= {"resume"}, "S7: skipped, but somebody was told"
         elif isinstance(outcome, Saved):
             assert outcome.snapshot in self.world.disk.snapshots
         elif job.fence is not None and not isinstance(outcome, Unresolved):
@@ -392,6 +475,14 @@ class EngineMachine(RuleBasedStateMachine):
             nothing = activated == [None] * len(NAMES)
             assert nothing or isinstance(error, asyncio.CancelledError)
             assert nothing or activated == list(self.world.saved_items(self.head))
+
+    def judge_hand_over(self, job: Job, outcome: Any) -> None:
+        """R8: nothing is activated by the process that only begins."""
+        if isinstance(outcome, RestoreToken):
+            self.token = outcome
+            assert outcome.snapshot in (self.head, job.head_before)
+        fences = {fence for fence, _ in self.world.witness.activated}
+        assert job.fence not in fences
 
     def judge_release(self, job: Job, outcome: Any) -> None:
         """S6: whoever is still held by this operation is named."""
@@ -434,6 +525,10 @@ class EngineMachine(RuleBasedStateMachine):
         if self.busy:
             self.finish()
         self.jobs_end_as_their_outcome_says()
+        for one in self.world.controllers:
+            if one.engine.last_trace is not None:
+                self.reached.update(one.engine.last_trace.rows())
+            one.die()
         self.run(asyncio.sleep(LONGEST_DELAY_S + CONFIG.lease_s + 1))
         assert self.world.held() == []
         self.what_is_published_is_whole_and_stays()
@@ -447,6 +542,12 @@ class EngineMachine(RuleBasedStateMachine):
         assert self.jobs[-1].task.result().snapshot == self.head
         self.jobs_end_as_their_outcome_says()
         assert self.world.held() == []
+
+
+def _keeps_up(controller: Controller) -> bool:
+    """It holds somebody in the background: a save that stays paused, or a hand-over."""
+    held = controller.engine._held
+    return held is not None and not held.over and not controller.cable.is_cut
 
 
 def immediately(main: Coroutine[Any, Any, Any]) -> Any:
