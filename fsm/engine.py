@@ -298,7 +298,11 @@ class SnapshotEngine:
             await self._leave()
             raise asyncio.CancelledError
         self._handed_over = True
-        await self._opening.close()
+        try:
+            await self._opening.close()
+        except asyncio.CancelledError:  # nobody gets the token: keep nobody held for it
+            await self._leave()
+            raise
         return token
 
     async def _go_on(self, token: RestoreToken) -> Restored:

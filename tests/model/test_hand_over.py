@@ -259,6 +259,29 @@ def test_taking_over_that_is_cancelled_does_not_lock_the_root() -> None:
     run(main())
 
 
+def test_a_hand_over_that_is_cancelled_keeps_nobody_held() -> None:
+    """Nobody has the token, so the leases end the holds, not the restore's deadline."""
+
+    class Slow(MemoryStore):
+        async def close(self) -> None:
+            await asyncio.sleep(5)
+            await super().close()
+
+    async def main() -> None:
+        servers, _ = await saved()
+        parts = [servers.gym, servers.data_plane, Elsewhere("controller")]
+        slow = SnapshotEngine(CONFIG, Slow(servers.disk), parts)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1):
+                await slow.restore(until="gym_restored")
+        assert servers.held() == ["gym", "data_plane"]
+        await asyncio.sleep(2 * CONFIG.lease_s)
+        assert servers.held() == []
+        assert items(servers) == LIVED_ON
+
+    run(main())
+
+
 def test_a_start_from_nothing_can_be_split_too() -> None:
     async def main() -> None:
         servers = Servers()
