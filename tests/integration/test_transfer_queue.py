@@ -351,6 +351,28 @@ def test_what_is_not_empty_or_not_alike_is_refused_and_nothing_is_loaded(
     run(running, main)
 
 
+@pytest.mark.parametrize("left", ["committed", "half_born"])
+def test_capture_rows_of_policy_servers_that_lived_on_make_way(
+    running: Cluster, tmp_path: Path, left: str
+) -> None:
+    async def main(plane: TransferQueuePlane) -> None:
+        await fill(plane)
+        before = await plane.listing()
+        store = await open_store(tmp_path)
+        await save(store, TransferQueue(plane), GYM)
+        await running.empty()
+        if left == "half_born":
+            await leave_half_born("p9/call-9", CAPTURE)
+        else:
+            await plane.put("p9/call-9", ROW)
+        restore, _ = await newest(store, part := TransferQueue(plane))
+        await part.restore(restore)
+        assert await plane.listing() == before
+        await store.close()
+
+    run(running, main)
+
+
 def test_rollback_empties_what_was_loaded_and_a_second_restore_is_the_same(
     running: Cluster, tmp_path: Path
 ) -> None:
