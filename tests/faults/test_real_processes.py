@@ -221,7 +221,7 @@ def digests(folder: Path) -> dict[str, str]:
 in_two_runs = pytest.mark.parametrize("places", [SAVE[::2], SAVE[1::2]], ids=["even", "odd"])
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 @in_two_runs
 @pytest.mark.parametrize("server", KINDS)
 def test_a_server_is_killed_in_a_save(world: World, server: str, places: list[str]) -> None:
@@ -238,7 +238,7 @@ def test_a_server_is_killed_in_a_save(world: World, server: str, places: list[st
     world.finish()
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 @pytest.mark.parametrize("server", KINDS)
 def test_a_server_stands_still_through_a_deadline(world: World, server: str) -> None:
     """Its lease ends while it is stopped; messages of the dead attempt wait in its socket."""
@@ -255,7 +255,7 @@ def test_a_server_stands_still_through_a_deadline(world: World, server: str) -> 
     world.finish()
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 @in_two_runs
 def test_the_trainer_is_killed_in_a_save(world: World, places: list[str]) -> None:
     """The Gym servers live on with their holds and runs; the next trainer restores into them."""
@@ -272,7 +272,7 @@ def test_the_trainer_is_killed_in_a_save(world: World, places: list[str]) -> Non
     world.finish()
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 def test_the_trainer_is_killed_before_the_first_snapshot(world: World) -> None:
     """A start from nothing closes the runs that live on in the servers (R4, A9)."""
     world.start()
@@ -286,7 +286,7 @@ def test_the_trainer_is_killed_before_the_first_snapshot(world: World) -> None:
     world.finish()
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 def test_the_trainer_is_killed_at_each_place_of_a_restore(world: World) -> None:
     """R5: the snapshot stays as it is, and is what the last restore restores."""
     world.start()
@@ -311,7 +311,7 @@ def test_the_trainer_is_killed_at_each_place_of_a_restore(world: World) -> None:
     world.finish()
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 @pytest.mark.parametrize("server", KINDS)
 def test_a_server_is_killed_in_a_restore(world: World, server: str) -> None:
     """R1: what one server lost none activates. The restore fails aloud, and the next one works."""
@@ -332,7 +332,7 @@ def test_a_server_is_killed_in_a_restore(world: World, server: str) -> None:
     world.finish()
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 def test_the_trainer_stands_still_until_the_leases_are_over(world: World) -> None:
     """Everyone runs meanwhile, so that its attempt describes no instant any more (S4)."""
     world.start()
