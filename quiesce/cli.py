@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -39,12 +40,13 @@ def main(arguments: list[str] | None = None) -> int:
     except SnapshotRejected as error:
         print(f"quiesce {given.command}: {error}", file=sys.stderr)
         return REFUSED
+    except BrokenPipeError:  # the reader has seen enough, as in `| head -1`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return OK
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         print(f"quiesce {given.command}: {where}{error.strerror or error}", file=sys.stderr)
         return REFUSED
-    except BrokenPipeError:
-        return OK
 
 
 def _ls(given: argparse.Namespace) -> int:

@@ -76,7 +76,8 @@ class World:
     """A run of the demo, its processes in the test's hands."""
 
     def __init__(self, folder: Path, **options: Any) -> None:
-        chosen = {"rollouts": 16, "interval_s": 0.2, "delay_s": 0.1} | options
+        # Long enough to reach the last place on a fast machine too.
+        chosen = {"rollouts": 32, "interval_s": 0.2, "delay_s": 0.15} | options
         self.said = io.StringIO()
         self.demo = Supervisor(
             Options(

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -127,3 +130,19 @@ def test_check_walks_every_world_and_says_how_many(capsys: pytest.CaptureFixture
     names = [*(one.name for one in TABLES), "restore_in_two", "one rollout"]
     assert [one["name"] for one in results] == names
     assert all(one["worlds"] > 1000 and not one["problem"] for one in results)
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path) -> None:
+    snapshot = saved(tmp_path / "root", items=5)
+    command = [sys.executable, "-m", "quiesce.cli", "show", str(snapshot), "--json"]
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=os.environ | {"PYTHONUNBUFFERED": "1"},
+    ) as shown:
+        assert shown.stdout is not None
+        assert shown.stderr is not None
+        shown.stdout.close()
+        assert shown.stderr.read() == b""
+        assert shown.wait() == 0
