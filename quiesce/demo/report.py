@@ -136,13 +136,19 @@ def pauses(progress: Progress) -> Table:
         table.add_column(name, justify="right")
     lines = [[*(one.phases.get(s, 0.0) for s in steps), one.pause_s] for one in saved]
     for one, seconds in zip(saved, lines, strict=True):
-        table.add_row(one.snapshot.removeprefix("snapshot_"), *map(_milliseconds, seconds))
+        table.add_row(_short(one.snapshot), *map(_milliseconds, seconds))
     if lines:
         columns = list(zip(*lines, strict=True))
         table.add_section()
         table.add_row("p50", *(_milliseconds(statistics.median(column)) for column in columns))
         table.add_row("max", *(_milliseconds(max(column)) for column in columns))
     return table
+
+
+def _short(snapshot: str) -> str:
+    """`snapshot_000003-000012` as `3-12`: incarnation and attempt."""
+    numbers = snapshot.removeprefix("snapshot_").split("-")
+    return "-".join(number.lstrip("0") for number in numbers)
 
 
 def _milliseconds(seconds: float) -> str:
