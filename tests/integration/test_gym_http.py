@@ -161,6 +161,16 @@ class World:
         await self.upstream.all_wait.wait()
         return runs
 
+    async def saved_and_busy(self) -> asyncio.Task[wire.RunReply]:
+        """A snapshot is there, every rollout of it has finished, and another one is in a tool."""
+        runs = await self.until_all_wait()
+        assert isinstance(await self.engine.save(), Saved)
+        await asyncio.gather(*runs)
+        self.counter.slow = "p5_g0"
+        busy = self.start("p5_g0")
+        await self.counter.waits.wait()
+        return busy
+
 
 class LastToDrain(Participant):
     """In the controller's place: the model may answer once Gym is closed, and a join."""
@@ -348,12 +358,7 @@ def test_servers_that_lived_on_close_the_old_runs(tmp_path: Path) -> None:
     async def main() -> None:
         world = World(tmp_path / "root", MemoryDataPlane())
         async with world.up():
-            runs = await world.until_all_wait()
-            assert isinstance(await world.engine.save(), Saved)
-            await asyncio.gather(*runs)
-            world.counter.slow = "p5_g0"
-            lost = world.start("p5_g0")
-            await world.counter.waits.wait()
+            lost = await world.saved_and_busy()
             old_actor, old_incarnation = world.actor, world.store.incarnation
             await world.engine.close()
 
@@ -382,12 +387,7 @@ def test_servers_with_runs_of_another_job_are_taken_over_only_on_purpose(tmp_pat
     async def main() -> None:
         world = World(tmp_path / "root", MemoryDataPlane())
         async with world.up():
-            runs = await world.until_all_wait()
-            assert isinstance(await world.engine.save(), Saved)
-            await asyncio.gather(*runs)
-            world.counter.slow = "p5_g0"
-            theirs = world.start("p5_g0")
-            await world.counter.waits.wait()
+            theirs = await world.saved_and_busy()
             await world.stop_trainer()
 
             world.root = tmp_path / "another"
